@@ -1,0 +1,110 @@
+"""Frames on the link between two neighbouring hops: a small typed header, then raw bytes.
+
+    0      4                4+n
+    ├──────┼────────────────┼──────────────────────────┤
+    │ n u32│ header, msgpack│ payload: hidden states   │
+    └──────┴────────────────┴──────────────────────────┘
+
+The payload of a ``Step`` is float32, row-major, shape (token_count, hidden_size), little-endian: what
+the next segment takes as it is. Float32 and not a smaller type, because a split model must give the
+very logits of the whole one. Payloads are handed on as memoryviews and never copied here.
+
+A session is opened once along the whole chain and closed once. Every ``Step`` is answered by one
+``StepReply`` that travels back along the chain, each hop adding its own timing; ``token_id`` is set
+when the step asked for a token. A hop that cannot go on sends ``SessionFailed`` and forgets the session.
+"""
+
+import struct
+
+import msgspec
+
+from meshnet_protocol.errors import LocalProtocolError, RemoteProtocolError
+from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling
+
+HEADER_BYTES_MAX = 64 * 1024
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+HIDDEN_ITEM_BYTES = 4
+
+_PREFIX = struct.Struct("<I")
+
+
+class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
+    plan: RoutePlan
+    hop_index: int
+    """Whose turn it is in ``plan.hops``: the receiver's."""
+    sampling: Sampling
+    token_limit: int
+    """Positions the session may use, prompt and completion together."""
+
+
+class SessionOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
+    session_id: SessionId
+
+
+class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
+    session_id: SessionId
+    position: int
+    """Position of the first row in the sequence."""
+    token_count: int
+    wants_token: bool
+
+
+class StepReply(msgspec.Struct, frozen=True, tag="reply", kw_only=True):
+    session_id: SessionId
+    position: int
+    token_id: int | None
+    timings: tuple[HopTiming, ...]
+    """From the answering hop to the tail, in route order."""
+
+
+class SessionFailed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
+    session_id: SessionId
+    code: str
+    message: str
+    culprit: NodeId | None = None
+
+
+class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
+    session_id: SessionId
+
+
+FrameHeader = OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[FrameHeader] = msgspec.msgpack.Decoder(FrameHeader)
+
+
+def encode_frame(header: FrameHeader, payload: bytes | memoryview = b"") -> bytes:
+    """One frame as bytes. Raises LocalProtocolError if it would be larger than the limits."""
+    head = _encoder.encode(header)
+    if len(head) > HEADER_BYTES_MAX or len(head) + len(payload) + _PREFIX.size > FRAME_BYTES_MAX:
+        raise LocalProtocolError(f"{type(header).__name__} frame of {len(head)} + {len(payload)} bytes is too large")
+    return b"".join((_PREFIX.pack(len(head)), head, payload))
+
+
+def decode_frame(data: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
+    """Header and payload; the payload is a view into ``data``. Raises RemoteProtocolError on anything else."""
+    view = memoryview(data)
+    if not _PREFIX.size <= len(view) <= FRAME_BYTES_MAX:
+        raise RemoteProtocolError(f"a frame of {len(view)} bytes is outside {_PREFIX.size} to {FRAME_BYTES_MAX}")
+    (head_bytes,) = _PREFIX.unpack_from(view)
+    if head_bytes > HEADER_BYTES_MAX or head_bytes > len(view) - _PREFIX.size:
+        raise RemoteProtocolError(f"a frame header of {head_bytes} bytes does not fit its frame")
+    body = _PREFIX.size + head_bytes
+    try:
+        header = _decoder.decode(view[_PREFIX.size : body])
+    except msgspec.MsgspecError as error:
+        raise RemoteProtocolError(f"unreadable frame header: {error}") from error
+    return header, view[body:]
+
+
+def check_step_payload(step: Step, payload: memoryview, *, hidden_size: int, rows_max: int) -> None:
+    """Raises RemoteProtocolError unless the payload is ``token_count`` rows of ``hidden_size`` floats."""
+    if not 1 <= step.token_count <= rows_max:
+        raise RemoteProtocolError(f"a step of {step.token_count} rows; this node takes 1 to {rows_max}")
+    if step.position < 0:
+        raise RemoteProtocolError(f"a step at position {step.position}")
+    expected = step.token_count * hidden_size * HIDDEN_ITEM_BYTES
+    if len(payload) != expected:
+        raise RemoteProtocolError(f"a step payload of {len(payload)} bytes where {expected} are due")

@@ -1,0 +1,205 @@
+"""What nodes and tracker tell each other over HTTP, as JSON.
+
+Every struct is strict about types and lenient about unknown fields, so that a newer peer may say more.
+Durations are seconds; nobody ever sends a timestamp, because clocks of strangers do not agree.
+"""
+
+from typing import Any
+
+import msgspec
+
+from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, WalletId, make_model_key, make_node_id
+from meshnet_protocol.layers import LayerRange
+
+PROTOCOL_VERSION = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of everything below: immutable, keyword-only."""
+
+
+class LayerSpan(Message):
+    """A ``LayerRange`` as it travels: ``{"first": 0, "last": 16}``, both included."""
+
+    first: int
+    last: int
+
+    def to_range(self) -> LayerRange:
+        return LayerRange(self.first, self.last)
+
+    @classmethod
+    def of(cls, layers: LayerRange) -> "LayerSpan":
+        return cls(first=layers.first, last=layers.last)
+
+
+class ModelCard(Message):
+    """What is true of a model wherever its layers lie."""
+
+    name: str
+    fingerprint: str
+    architecture: str
+    layer_count: int
+    hidden_size: int
+    context_tokens: int
+
+    @property
+    def model_key(self) -> ModelKey:
+        return make_model_key(name=self.name, fingerprint=self.fingerprint)
+
+
+class Registration(Message):
+    """A node's account of itself, sent at start and whenever the tracker has forgotten it."""
+
+    wallet: WalletId
+    instance: str
+    incarnation: Incarnation
+    """Drawn anew at every process start: the newest registration of a node id wins."""
+    shard: LayerSpan
+    model: ModelCard
+    url: str
+    """Where tracker and other nodes reach this node: scheme, host and port."""
+    layer_tokens_per_s: float
+    """From a short real benchmark at start: layers x tokens decoded per second, alone and idle."""
+    entry_layers: tuple[int, ...]
+    """Layers at which a route may enter the shard now; always has the shard's first."""
+    slots: int
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def node_id(self) -> NodeId:
+        return make_node_id(wallet=self.wallet, instance=self.instance, shard=self.shard.to_range())
+
+
+class RegistrationReply(Message):
+    node_id: NodeId
+    heartbeat_period_s: float
+    wanted_entry_layers: tuple[int, ...]
+
+
+class Heartbeat(Message):
+    """Sent every period; also at once when something in it changed."""
+
+    node_id: NodeId
+    incarnation: Incarnation
+    queue_depth: int
+    """Requests accepted by the node and not finished, those being computed included."""
+    entry_layers: tuple[int, ...]
+    is_draining: bool = False
+
+
+class HeartbeatReply(Message):
+    is_known: bool
+    """False: the tracker does not know this incarnation; register again."""
+    wanted_entry_layers: tuple[int, ...] = ()
+    """Where other nodes' shards end inside this one: cut there, and report it when done."""
+
+
+class Leave(Message):
+    node_id: NodeId
+    incarnation: Incarnation
+
+
+class PlannedHop(Message):
+    """One hop of the route a request was planned on, as told to the nodes that run it."""
+
+    node_id: NodeId
+    url: str
+    start_layer: int
+    end_layer: int
+
+    def layers(self) -> LayerRange:
+        return LayerRange(self.start_layer, self.end_layer)
+
+
+class RoutePlan(Message):
+    """The ``meshnet`` object of a request to a head: which session this is and who runs what.
+
+    The plan travels to every hop of the session. It is where a signed ticket will sit.
+    """
+
+    session_id: SessionId
+    model_key: ModelKey
+    hops: tuple[PlannedHop, ...]
+
+
+class Sampling(Message):
+    """How the tail draws tokens. The draw at position p depends on ``seed`` and p only."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: all tokens."""
+    min_p: float = 0.0
+    seed: int = 0
+
+
+class HeadRequest(Message):
+    """Body of ``POST /v1/chat/completions`` at a head: an OpenAI chat request, already normalised.
+
+    ``messages`` hold role and text content. Without ``meshnet`` the head plans a route of itself alone.
+    """
+
+    messages: list[dict[str, Any]]
+    model: str = ""
+    stream: bool = True
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = None
+    stop: list[str] = []
+    ignore_eos: bool = False
+    meshnet: RoutePlan | None = None
+
+
+class HopTiming(Message):
+    """Where one hop's time went, in seconds, summed over all steps of a session (or of one step)."""
+
+    node_id: NodeId
+    steps: int = 0
+    queue_s: float = 0.0
+    """From the step's arrival at the hop until its computation began."""
+    compute_s: float = 0.0
+    link_s: float = 0.0
+    """Between this hop and the next, both ways; 0 at the tail."""
+
+
+class HeadReport(Message):
+    """The ``meshnet`` object on a head's stream chunks: what the tracker keeps and the client never sees."""
+
+    token_ids: tuple[int, ...] = ()
+    """Tokens drawn since the previous chunk; text may lag behind them."""
+    timings: tuple[HopTiming, ...] = ()
+    """On the last chunk only: each hop, in route order."""
+
+
+class Usage(Message):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Delta(Message, omit_defaults=True):
+    role: str | None = None
+    content: str | None = None
+
+
+class Choice(Message):
+    index: int
+    delta: Delta
+    finish_reason: str | None = None
+
+
+class ChatChunk(Message):
+    """One ``data:`` event of a chat stream, as a head writes it and, without ``meshnet``, as a client reads it."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    object: str = "chat.completion.chunk"
+    system_fingerprint: str | None = None
+    usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    meshnet: HeadReport | msgspec.UnsetType = msgspec.UNSET
+    error: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
