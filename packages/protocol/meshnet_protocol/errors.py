@@ -1,8 +1,8 @@
 """What can be wrong with words from the other side.
 
-    ProtocolError
-    ├── LocalProtocolError    our own mistake: we were about to say something invalid
-    └── RemoteProtocolError   the peer said something we cannot accept
+ProtocolError
+├── LocalProtocolError    our own mistake: we were about to say something invalid
+└── RemoteProtocolError   the peer said something we cannot accept
 """
 
 

@@ -27,9 +27,7 @@ def make_node_id(*, wallet: WalletId, instance: str, shard: LayerRange) -> NodeI
     Raises ValueError if the instance is not 1 to 32 of ``a-z``, ``0-9`` and inner ``-``.
     """
     if not INSTANCE_PATTERN.fullmatch(instance):
-        raise ValueError(
-            f"instance name {instance!r} must be 1 to 32 of a-z, 0-9 and '-' (not at either end)"
-        )
+        raise ValueError(f"instance name {instance!r} must be 1 to 32 of a-z, 0-9 and '-' (not at either end)")
     return NodeId(f"{instance}.{wallet[:WALLET_SHORT_CHARS]}@{shard}")
 
 

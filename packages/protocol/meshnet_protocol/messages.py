@@ -18,7 +18,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """Base of everything below: immutable, keyword-only."""
 
 
-class LayerSpan(Message):
+class LayerSpan(Message, frozen=True, kw_only=True):
     """A ``LayerRange`` as it travels: ``{"first": 0, "last": 16}``, both included."""
 
     first: int
@@ -32,7 +32,7 @@ class LayerSpan(Message):
         return cls(first=layers.first, last=layers.last)
 
 
-class ModelCard(Message):
+class ModelCard(Message, frozen=True, kw_only=True):
     """What is true of a model wherever its layers lie."""
 
     name: str
@@ -47,7 +47,7 @@ class ModelCard(Message):
         return make_model_key(name=self.name, fingerprint=self.fingerprint)
 
 
-class Registration(Message):
+class Registration(Message, frozen=True, kw_only=True):
     """A node's account of itself, sent at start and whenever the tracker has forgotten it."""
 
     wallet: WalletId
@@ -70,13 +70,13 @@ class Registration(Message):
         return make_node_id(wallet=self.wallet, instance=self.instance, shard=self.shard.to_range())
 
 
-class RegistrationReply(Message):
+class RegistrationReply(Message, frozen=True, kw_only=True):
     node_id: NodeId
     heartbeat_period_s: float
     wanted_entry_layers: tuple[int, ...]
 
 
-class Heartbeat(Message):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Sent every period; also at once when something in it changed."""
 
     node_id: NodeId
@@ -87,19 +87,19 @@ class Heartbeat(Message):
     is_draining: bool = False
 
 
-class HeartbeatReply(Message):
+class HeartbeatReply(Message, frozen=True, kw_only=True):
     is_known: bool
     """False: the tracker does not know this incarnation; register again."""
     wanted_entry_layers: tuple[int, ...] = ()
     """Where other nodes' shards end inside this one: cut there, and report it when done."""
 
 
-class Leave(Message):
+class Leave(Message, frozen=True, kw_only=True):
     node_id: NodeId
     incarnation: Incarnation
 
 
-class PlannedHop(Message):
+class PlannedHop(Message, frozen=True, kw_only=True):
     """One hop of the route a request was planned on, as told to the nodes that run it."""
 
     node_id: NodeId
@@ -111,7 +111,7 @@ class PlannedHop(Message):
         return LayerRange(self.start_layer, self.end_layer)
 
 
-class RoutePlan(Message):
+class RoutePlan(Message, frozen=True, kw_only=True):
     """The ``meshnet`` object of a request to a head: which session this is and who runs what.
 
     The plan travels to every hop of the session. It is where a signed ticket will sit.
@@ -122,7 +122,7 @@ class RoutePlan(Message):
     hops: tuple[PlannedHop, ...]
 
 
-class Sampling(Message):
+class Sampling(Message, frozen=True, kw_only=True):
     """How the tail draws tokens. The draw at position p depends on ``seed`` and p only."""
 
     temperature: float = 1.0
@@ -133,7 +133,7 @@ class Sampling(Message):
     seed: int = 0
 
 
-class HeadRequest(Message):
+class HeadRequest(Message, frozen=True, kw_only=True):
     """Body of ``POST /v1/chat/completions`` at a head: an OpenAI chat request, already normalised.
 
     ``messages`` hold role and text content. Without ``meshnet`` the head plans a route of itself alone.
@@ -153,7 +153,7 @@ class HeadRequest(Message):
     meshnet: RoutePlan | None = None
 
 
-class HopTiming(Message):
+class HopTiming(Message, frozen=True, kw_only=True):
     """Where one hop's time went, in seconds, summed over all steps of a session (or of one step)."""
 
     node_id: NodeId
@@ -165,7 +165,7 @@ class HopTiming(Message):
     """Between this hop and the next, both ways; 0 at the tail."""
 
 
-class HeadReport(Message):
+class HeadReport(Message, frozen=True, kw_only=True):
     """The ``meshnet`` object on a head's stream chunks: what the tracker keeps and the client never sees."""
 
     token_ids: tuple[int, ...] = ()
@@ -174,24 +174,24 @@ class HeadReport(Message):
     """On the last chunk only: each hop, in route order."""
 
 
-class Usage(Message):
+class Usage(Message, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
 
 
-class Delta(Message, omit_defaults=True):
+class Delta(Message, frozen=True, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
 
 
-class Choice(Message):
+class Choice(Message, frozen=True, kw_only=True):
     index: int
     delta: Delta
     finish_reason: str | None = None
 
 
-class ChatChunk(Message):
+class ChatChunk(Message, frozen=True, kw_only=True):
     """One ``data:`` event of a chat stream, as a head writes it and, without ``meshnet``, as a client reads it."""
 
     id: str

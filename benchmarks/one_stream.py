@@ -1,0 +1,81 @@
+"""One stream over two one-thread nodes, against llama.cpp running the whole model with one thread.
+
+Two nodes work in turn for one stream, so the ceiling is the peer's own speed: 1.0 less what the link, the
+tracker and the stop in the middle of the graph cost. Both sides run in turn, pair by pair, on the same
+machine, with the same prompt and number of tokens; figures are end to end, the prompt's time included.
+
+    uv run python benchmarks/one_stream.py [--pairs 7] [--tokens 128]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import aiohttp
+
+from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.tracker_api import served_models
+from meshnet_node.engine.vocabulary import Vocabulary
+from meshnet_node.head import encode_prompt
+from meshnet_node.model_source import resolve_model
+from meshnet_protocol.messages import HeadRequest
+from peers import Stream, chat_body, stream_chat, whole_model_process
+
+
+async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
+    body = chat_body(served_models(mesh.url)[0], tokens=tokens)
+    prompt = encode_prompt(Vocabulary(model), HeadRequest(messages=body["messages"]))
+    results = []
+    with whole_model_process(model, threads=1) as peer:
+        async with aiohttp.ClientSession() as http:
+            for number in range(pairs + 1):
+                ours = await stream_chat(http, mesh.url, body)
+                theirs = peer.run(prompt, tokens)
+                if number:  # the first pair warms both sides up
+                    results.append((ours, theirs))
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
+    options = parser.parse_args()
+    model = resolve_model(options.model)
+    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), str(model)) as mesh:
+        mesh.start_tracker()
+        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0)
+        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0)
+        mesh.wait_node("first", entry_layers=[0])
+        mesh.wait_node("second", entry_layers=[options.cut])
+        results = asyncio.run(measure(model, mesh, options.pairs, options.tokens))
+    report(results)
+
+
+def report(results: list[tuple[Stream, Stream]]) -> None:
+    end_to_end = [ours.tokens_per_s / theirs.tokens_per_s for ours, theirs in results]
+    decode = [ours.decode_tokens_per_s / theirs.decode_tokens_per_s for ours, theirs in results]
+    print(
+        json.dumps(
+            {
+                "benchmark": "one_stream",
+                "pairs": len(results),
+                "tokens_per_s": round(statistics.median(ours.tokens_per_s for ours, _ in results), 2),
+                "peer_tokens_per_s": round(statistics.median(theirs.tokens_per_s for _, theirs in results), 2),
+                "ratio": round(statistics.median(end_to_end), 3),
+                "ratio_min": round(min(end_to_end), 3),
+                "ratio_max": round(max(end_to_end), 3),
+                "decode_ratio": round(statistics.median(decode), 3),
+                "target": 0.85,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+from meshnet_cli.main import main
+
+main()

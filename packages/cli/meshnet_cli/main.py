@@ -1,0 +1,46 @@
+"""The command's composition root: which commands there are, and how their mistakes are told."""
+
+import sys
+
+import typer
+from typer.exceptions import Abort, TyperException
+
+from meshnet_cli.chat_command import chat
+from meshnet_cli.demo.command import demo
+from meshnet_cli.errors import CommandError
+from meshnet_cli.node_command import node
+from meshnet_cli.status_command import status
+from meshnet_cli.tracker_command import tracker
+from meshnet_node.errors import NodeError
+from meshnet_tracker.errors import TrackerError
+
+USAGE_EXIT_CODE = 2
+INTERRUPTED_EXIT_CODE = 130
+
+app = typer.Typer(
+    name="meshnet",
+    help="Serve one LLM across the machines you already have.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (tracker, node, status, chat, demo):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; a mistake is told in one line on standard error."""
+    try:
+        code = app(standalone_mode=False)
+    except TyperException as error:
+        fail(error.format_message(), error.exit_code)
+    except (CommandError, NodeError, TrackerError) as error:
+        fail(str(error), USAGE_EXIT_CODE)
+    except (Abort, KeyboardInterrupt):
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def fail(message: str, code: int) -> None:
+    print(f"meshnet: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

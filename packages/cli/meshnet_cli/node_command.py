@@ -1,0 +1,116 @@
+"""``meshnet node``: hold a range of a model's layers and join a mesh."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshnet_cli.logs import configure_logs
+from meshnet_cli.paths import default_cache_dir, default_wallet
+from meshnet_node.server import run_node
+from meshnet_node.settings import NodeSettings
+from meshnet_protocol.layers import LayerRange
+
+WALLET_DEFAULT = default_wallet()
+CACHE_DIR_DEFAULT = default_cache_dir()
+
+
+def parse_layers(text: str) -> LayerRange:
+    try:
+        return LayerRange.parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def node(
+    model: Annotated[
+        str,
+        typer.Option(envvar="MESHNET_MODEL", help="A .gguf file, or 'smollm2' for the small model that ships with it."),
+    ],
+    layers: Annotated[
+        LayerRange | None,
+        typer.Option(
+            envvar="MESHNET_LAYERS",
+            parser=parse_layers,
+            metavar="FIRST-LAST",
+            help="Layers to hold, both included, counted from 0. Default: all of them.",
+        ),
+    ] = None,
+    tracker: Annotated[
+        str, typer.Option(envvar="MESHNET_TRACKER", help="The tracker's base URL.")
+    ] = "http://127.0.0.1:8090",
+    host: Annotated[
+        str, typer.Option(envvar="MESHNET_NODE_HOST", help="Address to listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="MESHNET_NODE_PORT", help="Port to listen on; 0 for any free one.")
+    ] = 8091,
+    advertise: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MESHNET_ADVERTISE", help="Base URL others reach this node by. Default: made of host and port."
+        ),
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MESHNET_INSTANCE", help="Name of this node among its owner's. Default: host name and port."
+        ),
+    ] = None,
+    threads: Annotated[int, typer.Option(envvar="MESHNET_THREADS", help="Threads that compute.")] = 1,
+    slots: Annotated[int, typer.Option(envvar="MESHNET_SLOTS", help="Chats this node runs at the same time.")] = 4,
+    context_tokens: Annotated[
+        int, typer.Option(envvar="MESHNET_CONTEXT_TOKENS", help="Longest chat, prompt and answer together, per slot.")
+    ] = 4096,
+    chunk_tokens: Annotated[
+        int, typer.Option(envvar="MESHNET_CHUNK_TOKENS", help="Prompt tokens computed at once between others' tokens.")
+    ] = 128,
+    gpu_layers: Annotated[
+        int,
+        typer.Option(
+            envvar="MESHNET_GPU_LAYERS", help="Layers to put on the GPU; needs a GPU build of llama.cpp; -1 for all."
+        ),
+    ] = 0,
+    layer_delay_ms: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_LAYER_DELAY_MS",
+            help="Pretend to be slower: wait this long per layer in every step. For demos and benchmarks only.",
+        ),
+    ] = 0.0,
+    drain_timeout: Annotated[
+        float, typer.Option(envvar="MESHNET_DRAIN_TIMEOUT", help="Seconds that running chats get to end after SIGTERM.")
+    ] = 30.0,
+    wallet: Annotated[
+        Path, typer.Option(envvar="MESHNET_WALLET", help="Ed25519 key file; made on first start.")
+    ] = WALLET_DEFAULT,
+    cache_dir: Annotated[
+        Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where slices of model files are kept.")
+    ] = CACHE_DIR_DEFAULT,
+    log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
+) -> None:
+    """Hold a range of a model's layers and serve them to a mesh.
+
+    Example: meshnet node --model smollm2 --layers 0-16 --tracker http://192.0.2.7:8090 --host 0.0.0.0
+    """
+    configure_logs(as_json=log_json)
+    run_node(
+        NodeSettings(
+            model=model,
+            layers=layers,
+            tracker=tracker,
+            wallet=wallet,
+            cache_dir=cache_dir,
+            host=host,
+            port=port,
+            advertise=advertise,
+            instance=instance,
+            threads=threads,
+            slots=slots,
+            context_tokens=context_tokens,
+            chunk_tokens=chunk_tokens,
+            gpu_layers=gpu_layers,
+            layer_delay_ms=layer_delay_ms,
+            drain_timeout_s=drain_timeout,
+        )
+    )

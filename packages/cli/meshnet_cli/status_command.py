@@ -1,0 +1,50 @@
+"""``meshnet status``: nodes, models and learned routes of a mesh, in a terminal."""
+
+import json
+import time
+from typing import Annotated
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+
+from meshnet_cli.tables import nodes_table, routes_table
+from meshnet_cli.tracker_api import get_json
+
+
+def status(
+    tracker: Annotated[
+        str, typer.Option(envvar="MESHNET_TRACKER", help="The tracker's base URL.")
+    ] = "http://127.0.0.1:8090",
+    watch: Annotated[bool, typer.Option(envvar="MESHNET_WATCH", help="Stay and refresh, until Ctrl-C.")] = False,
+    period: Annotated[
+        float, typer.Option(min=0.2, envvar="MESHNET_WATCH_PERIOD", help="Seconds between refreshes.")
+    ] = 2.0,
+    as_json: Annotated[
+        bool, typer.Option("--json", envvar="MESHNET_STATUS_JSON", help="Print what the tracker says, as JSON.")
+    ] = False,
+) -> None:
+    """Show nodes, models and learned routes."""
+    console = Console()
+    if as_json:
+        print(
+            json.dumps({"nodes": get_json(tracker, "/v1/nodes")["nodes"], **get_json(tracker, "/v1/routing")}, indent=2)
+        )
+    elif not watch:
+        console.print(overview(tracker))
+    else:
+        with Live(overview(tracker), console=console, auto_refresh=False, screen=False) as live:
+            while True:
+                time.sleep(period)
+                live.update(overview(tracker), refresh=True)
+
+
+def overview(tracker: str) -> RenderableType:
+    nodes = get_json(tracker, "/v1/nodes")["nodes"]
+    routing = get_json(tracker, "/v1/routing")
+    if not nodes:
+        return (
+            f"The tracker at {tracker} knows no node yet. Start one: meshnet node --model smollm2 --tracker {tracker}"
+        )
+    config = ", ".join(f"{key} {value}" for key, value in routing["config"].items())
+    return Group(nodes_table(nodes), *(routes_table(model) for model in routing["models"]), config)

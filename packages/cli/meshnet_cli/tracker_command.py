@@ -1,0 +1,76 @@
+"""``meshnet tracker``: the endpoint that clients talk to, and that learns which routes are fast."""
+
+import os
+from typing import Annotated
+
+import typer
+from meshnet_tracker.server import run_tracker
+
+from meshnet_cli.errors import CommandError
+from meshnet_cli.logs import configure_logs
+from meshnet_tracker.settings import TrackerSettings
+
+MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"
+MIN_SAMPLE_TOKENS_DEFAULT = 8
+
+
+def tracker(
+    host: Annotated[
+        str, typer.Option(envvar="MESHNET_TRACKER_HOST", help="Address to listen on; 0.0.0.0 for all.")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(envvar="MESHNET_TRACKER_PORT", help="Port to listen on; 0 for any free one.")
+    ] = 8090,
+    heartbeat_period: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_HEARTBEAT_PERIOD",
+            help="Seconds between a node's heartbeats; after three missed ones it is taken for dead.",
+        ),
+    ] = 1.0,
+    route_explore_share: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_ROUTE_EXPLORE_SHARE",
+            help="Share of requests that scout routes not proven yet, 0 to 1. With much traffic: 0.05 to 0.1.",
+        ),
+    ] = 0.3,
+    route_weight_alpha: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_ROUTE_WEIGHT_ALPHA",
+            help="Proven routes get traffic in proportion to tokens/s to this power; above 1 favours the fastest.",
+        ),
+    ] = 1.0,
+    route_stats_half_life: Annotated[
+        float, typer.Option(envvar="MESHNET_ROUTE_STATS_HALF_LIFE", help="Seconds until a measurement counts half.")
+    ] = 600.0,
+    log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
+) -> None:
+    """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
+
+    Completions shorter than MESHNET_ROUTE_MIN_SAMPLE_TOKENS (default 8) are not taken as measurements.
+
+    Example: meshnet tracker --host 0.0.0.0
+    """
+    configure_logs(as_json=log_json)
+    run_tracker(
+        TrackerSettings(
+            host=host,
+            port=port,
+            heartbeat_period_s=heartbeat_period,
+            route_explore_share=route_explore_share,
+            route_weight_alpha=route_weight_alpha,
+            route_stats_half_life_s=route_stats_half_life,
+            route_min_sample_tokens=min_sample_tokens(),
+        )
+    )
+
+
+def min_sample_tokens() -> int:
+    """This knob has a variable and no flag: it is hygiene, not something to tune by hand."""
+    text = os.environ.get(MIN_SAMPLE_TOKENS_VARIABLE, str(MIN_SAMPLE_TOKENS_DEFAULT))
+    try:
+        return int(text)
+    except ValueError as error:
+        raise CommandError(f"{MIN_SAMPLE_TOKENS_VARIABLE}={text!r}: write a whole number of tokens") from error

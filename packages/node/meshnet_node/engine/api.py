@@ -1,0 +1,6 @@
+"""What the rest of a node knows of the engine."""
+
+from meshnet_node.engine.thread import Engine, EngineOptions, EngineSession, StepInput, StepResult
+from meshnet_node.engine.vocabulary import Vocabulary
+
+__all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult", "Vocabulary"]

@@ -1,0 +1,257 @@
+"""A GGUF model file, read once: what the model is, where its tensors lie, and its fingerprint.
+
+Reading is memory-mapped; no tensor is copied or dequantized. The ``gguf`` package does the parsing. Its
+reader makes two numpy arrays for every token of the vocabulary, which costs two seconds for 49,152 tokens,
+so arrays are kept here as the bytes they are: nothing in a node needs the vocabulary from here.
+
+The fingerprint is the hash of a manifest with one hash per metadata value and one per tensor, so that a
+holder of some layers can later check its own part against the manifest of the whole.
+"""
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gguf import GGUFReader, GGUFValueType, ReaderTensor
+
+from meshnet_node.errors import LayersError, ModelFileError
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import ModelCard
+
+LAYER_TENSOR = re.compile(r"blk\.(\d+)\.(.+)")
+
+_GGUF_MAGIC = b"GGUF"
+_QUANTIZATION_SUFFIX = re.compile(r"[.\-_](?:I?Q\d\w*|F16|F32|BF16|FP16|MXFP4\w*|TQ\d\w*)$", re.IGNORECASE)
+_NAMELESS_STEMS = re.compile(r"(?:ggml[-_.])?(?:model|weights|ggml|[0-9a-f]{32,})", re.IGNORECASE)
+# What a damaged file makes the reader stumble over: there is no single exception for it.
+_READER_ERRORS = (ValueError, IndexError, KeyError, OverflowError, TypeError, MemoryError, struct.error)
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataValue:
+    """One metadata value as it stands in the file."""
+
+    value_type: GGUFValueType
+    item_type: GGUFValueType | None
+    """Of an array; None for anything else."""
+    raw: npt.NDArray[np.uint8]
+    """The value's bytes, without its type; an array's start with item type and length."""
+
+    @property
+    def item_count(self) -> int:
+        """How many items an array has; 1 for anything else."""
+        return 1 if self.item_type is None else int(struct.unpack_from("<Q", self.raw.data, 4)[0])
+
+    def items(self) -> npt.NDArray[Any]:
+        """An array's scalars. Arrays of strings are not looked into."""
+        assert self.item_type is not None
+        return self.raw[_ARRAY_PREFIX_BYTES:].view(GGUFReader.gguf_scalar_to_np[self.item_type])
+
+
+_ARRAY_PREFIX_BYTES = 12
+
+
+class _Reader(GGUFReader):
+    """``GGUFReader`` that steps over arrays instead of taking them apart."""
+
+    def _get_field_parts(
+        self, orig_offs: int, raw_type: int
+    ) -> tuple[int, list[npt.NDArray[Any]], list[int], list[GGUFValueType]]:
+        if raw_type != GGUFValueType.ARRAY:
+            return super()._get_field_parts(orig_offs, raw_type)
+        item_type, count = struct.unpack_from("<IQ", self.data.data, orig_offs)
+        end = self._end_of_items(GGUFValueType(item_type), count, orig_offs + _ARRAY_PREFIX_BYTES)
+        if end > len(self.data):
+            raise ValueError("an array runs past the end of the file")
+        return end - orig_offs, [self.data[orig_offs:end]], [0], [GGUFValueType.ARRAY, GGUFValueType(item_type)]
+
+    def _end_of_items(self, item_type: GGUFValueType, count: int, start: int) -> int:
+        if item_type is not GGUFValueType.STRING:
+            return start + count * np.dtype(self.gguf_scalar_to_np[item_type]).itemsize
+        data, read_length, end = self.data.data, struct.Struct("<Q").unpack_from, start
+        for _ in range(count):
+            end += 8 + read_length(data, end)[0]
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A GGUF file that holds a whole model."""
+
+    path: Path
+    architecture: str
+    layer_count: int
+    hidden_size: int
+    context_tokens: int
+    """What the model was trained for."""
+    alignment: int
+    metadata: Mapping[str, MetadataValue]
+    tensors: Mapping[str, ReaderTensor]
+    general_name: str
+
+    @classmethod
+    def open(cls, path: Path) -> "ModelFile":
+        """Read metadata and tensor table. Raises ModelFileError if this is no whole, undamaged GGUF model."""
+        reader = _read(path)
+        facts = _Facts(path, reader)
+        if (facts.integer("split.count") or 1) > 1:
+            raise ModelFileError(f"{path} is one part of a split model; join it with: llama-gguf-split --merge")
+        architecture = facts.text("general.architecture")
+        if not architecture:
+            raise ModelFileError(f"{path} names no architecture; it is no model that llama.cpp can run")
+        model = cls(
+            path=path,
+            architecture=architecture,
+            layer_count=facts.required(f"{architecture}.block_count"),
+            hidden_size=facts.required(f"{architecture}.embedding_length"),
+            context_tokens=facts.required(f"{architecture}.context_length"),
+            alignment=int(reader.alignment),
+            metadata=facts.values(),
+            tensors={tensor.name: tensor for tensor in reader.tensors},
+            general_name=facts.text("general.name"),
+        )
+        model._check_layers()
+        return model
+
+    def _check_layers(self) -> None:
+        present = {int(match[1]) for name in self.tensors if (match := LAYER_TENSOR.fullmatch(name))}
+        missing = sorted(set(range(self.layer_count)) - present)
+        if missing or "token_embd.weight" not in self.tensors:
+            what = f"layer {missing[0]}" if missing else "the token embedding"
+            raise ModelFileError(f"{self.path} lacks {what}; give the file of the whole model")
+
+    def check_range(self, layers: LayerRange) -> None:
+        """Raises LayersError unless the model has these layers."""
+        if layers.last >= self.layer_count:
+            raise LayersError(layers, layer_count=self.layer_count)
+
+    def is_whole(self, layers: LayerRange) -> bool:
+        return layers.layer_count == self.layer_count
+
+    def integer(self, key: str) -> int | None:
+        """An integer of the architecture's own metadata, such as ``attention.key_length``; None if absent."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        return None if value is None or value.item_type is not None else _integer_of(value)
+
+    @property
+    def name(self) -> str:
+        """What people call the model: ``SmolLM2-135M-Instruct`` for ``SmolLM2-135M-Instruct.Q4_1.gguf``.
+
+        Publishers put the public name on the file; ``general.name`` is often a training run's.
+        """
+        stem = _QUANTIZATION_SUFFIX.sub("", self.path.stem)
+        best = self.general_name if _NAMELESS_STEMS.fullmatch(stem) and self.general_name else stem
+        return re.sub(r"[^A-Za-z0-9._]+", "-", best).strip("-.") or "model"
+
+    def card(self, cache_dir: Path) -> ModelCard:
+        """What to tell others of this model. Hashes the whole file the first time."""
+        return ModelCard(
+            name=self.name,
+            fingerprint=self.fingerprint(cache_dir),
+            architecture=self.architecture,
+            layer_count=self.layer_count,
+            hidden_size=self.hidden_size,
+            context_tokens=self.context_tokens,
+        )
+
+    def fingerprint(self, cache_dir: Path) -> str:
+        """SHA-256 over the manifest, in hex; remembered under ``cache_dir`` by path, size and time of change."""
+        state = self.path.stat()
+        identity = f"{self.path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}"
+        remembered = cache_dir / "fingerprints" / hashlib.sha256(identity.encode()).hexdigest()
+        if remembered.is_file() and len(text := remembered.read_text()) == 64:
+            return text
+        fingerprint = hashlib.sha256(json.dumps(self.manifest(), sort_keys=True).encode()).hexdigest()
+        write_atomically(remembered, fingerprint.encode())
+        return fingerprint
+
+    def manifest(self) -> dict[str, dict[str, str]]:
+        """One SHA-256 for every metadata value and every tensor, by name; type and shape are hashed with it."""
+        metadata = {
+            key: hashlib.sha256(b"%d\n%b" % (value.value_type, value.raw.tobytes())).hexdigest()
+            for key, value in self.metadata.items()
+        }
+        return {"metadata": metadata, "tensors": {name: _hash_tensor(t) for name, t in self.tensors.items()}}
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file that others see whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    temporary.write_bytes(data)
+    temporary.replace(path)
+
+
+def _hash_tensor(tensor: ReaderTensor) -> str:
+    digest = hashlib.sha256(f"{tensor.tensor_type.name} {tensor.shape.tolist()}\n".encode())
+    digest.update(tensor.data.data)
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> GGUFReader:
+    try:
+        with path.open("rb") as file:
+            magic = file.read(len(_GGUF_MAGIC))
+    except OSError as error:
+        raise ModelFileError(f"cannot read the model: {error}") from error
+    if magic != _GGUF_MAGIC:
+        raise ModelFileError(f"{path} is not a GGUF file; give a model in llama.cpp's format")
+    try:
+        reader = _Reader(path)
+    except _READER_ERRORS as error:
+        raise ModelFileError(f"{path} is damaged or cut short ({error}); fetch it again") from error
+    if reader.byte_order != "I":
+        raise ModelFileError(f"{path} was made for machines of the other byte order; convert it again on this one")
+    return reader
+
+
+def _integer_of(value: MetadataValue) -> int | None:
+    dtype = GGUFReader.gguf_scalar_to_np.get(value.value_type)
+    if dtype is None or not np.issubdtype(dtype, np.integer):
+        return None
+    return int(value.raw.view(dtype)[0])
+
+
+class _Facts:
+    """The reader's fields, asked for by type."""
+
+    def __init__(self, path: Path, reader: GGUFReader) -> None:
+        self._path = path
+        self._values = {
+            name: _value_of(field.parts, field.types)
+            for name, field in reader.fields.items()
+            if not name.startswith("GGUF.")
+        }
+
+    def values(self) -> dict[str, MetadataValue]:
+        return self._values
+
+    def integer(self, key: str) -> int | None:
+        value = self._values.get(key)
+        return None if value is None else _integer_of(value)
+
+    def required(self, key: str) -> int:
+        number = self.integer(key)
+        if number is None or number < 1:
+            raise ModelFileError(f"{self._path} has no usable {key}; it is no model that llama.cpp can run")
+        return number
+
+    def text(self, key: str) -> str:
+        value = self._values.get(key)
+        if value is None or value.value_type is not GGUFValueType.STRING:
+            return ""
+        return value.raw[8:].tobytes().decode("utf-8", errors="replace")
+
+
+def _value_of(parts: list[npt.NDArray[Any]], types: list[GGUFValueType]) -> MetadataValue:
+    # A field's first three parts are its key's length, its key and its type.
+    raw = np.concatenate([np.ascontiguousarray(part).view(np.uint8) for part in parts[3:]])
+    return MetadataValue(types[0], types[1] if len(types) > 1 else None, raw)

@@ -1,0 +1,176 @@
+"""The engine thread's loop: events come in, batches are computed, results go out.
+
+The loop is the only caller of llama.cpp once a generation is loaded. It sleeps while nothing is ready, and
+between two decodes it takes in whatever has arrived meanwhile: that is how steps of different users find
+each other in one batch.
+"""
+
+import logging
+import time
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import assert_never
+
+from meshnet_node.engine.batch import Batch, ReadyRows, choose_batch
+from meshnet_node.engine.segment import FloatRows, RowsResult
+from meshnet_node.engine.session import EngineSession, StepWork
+from meshnet_node.engine.shard import EngineOptions, Generation
+from meshnet_node.errors import DecodeError, EngineClosedError, NodeError
+
+log = logging.getLogger("meshnet.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class StepArrived:
+    session: EngineSession
+    work: StepWork
+
+
+@dataclass(frozen=True, slots=True)
+class SessionClosed:
+    session: EngineSession
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRetired:
+    """No session is left on it and none will come."""
+
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopped:
+    pass
+
+
+Event = StepArrived | SessionClosed | GenerationRetired | EngineStopped
+
+
+class EngineLoop:
+    """Everything in here belongs to the engine thread, except ``inbox``."""
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.inbox: SimpleQueue[Event] = SimpleQueue()
+        self._options = options
+        self._busy: dict[int, EngineSession] = {}
+        """Sessions with a step to compute, by slot."""
+        self._session_slots: set[int] = set()
+        """Slots that have been used since they were last emptied."""
+        self._after_decode = False
+        self._turn = 0
+        self._is_stopped = False
+
+    def run(self) -> None:
+        """The thread's body; returns after ``EngineStopped``."""
+        while not self._is_stopped:
+            self._take_events()
+            batch = choose_batch(
+                self._ready(),
+                rows_max=self._options.rows_max,
+                after_decode=self._after_decode,
+                session_count=len(self._session_slots),
+            )
+            if batch is not None:
+                self._run_batch(batch)
+        for session in list(self._busy.values()):
+            self._fail(session, EngineClosedError("the engine was closed"))
+
+    def _take_events(self) -> None:
+        """All events that are there; waits for one if there is nothing to compute."""
+        try:
+            event = self.inbox.get(block=not self._busy)
+            while True:
+                self._handle(event)
+                event = self.inbox.get_nowait()
+        except Empty:
+            return
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case StepArrived(session, work):
+                self._accept(session, work)
+            case SessionClosed(session):
+                self._forget(session)
+            case GenerationRetired(generation):
+                generation.close()
+            case EngineStopped():
+                self._is_stopped = True
+            case _:
+                assert_never(event)
+
+    def _accept(self, session: EngineSession, work: StepWork) -> None:
+        if session.failure is not None:
+            work.future.set_exception(session.failure)
+            return
+        work.segment = session.first_segment
+        work.turn = self._next_turn()
+        session.works.append(work)
+        self._busy[session.slot] = session
+        self._session_slots.add(session.slot)
+
+    def _forget(self, session: EngineSession) -> None:
+        self._fail(session, EngineClosedError("the session was closed"))
+        for segment in session.generation.segments[session.first_segment :]:
+            segment.forget(session.slot)
+        self._session_slots.discard(session.slot)
+        session.sampler = None
+
+    def _fail(self, session: EngineSession, error: NodeError) -> None:
+        """End all steps of a session, and every later one."""
+        session.failure = error
+        while session.works:
+            session.works.popleft().future.set_exception(error)
+        if self._busy.get(session.slot) is session:
+            del self._busy[session.slot]
+
+    def _ready(self) -> list[ReadyRows]:
+        return [session.works[0].ready_rows(session) for session in self._busy.values()]
+
+    def _run_batch(self, batch: Batch) -> None:
+        self._after_decode = not batch.is_prefill
+        sessions = [self._busy[slot] for slot in batch.slots]
+        try:
+            self._decode(sessions, batch)
+        except DecodeError as error:
+            # llama.cpp fails a batch as a whole; alone, those that can go on do.
+            if len(sessions) > 1:
+                for slot in batch.slots:
+                    self._run_batch(Batch(batch.stage, (slot,), batch.row_count))
+            else:
+                log.warning("a step failed: %s", error)
+                self._fail(sessions[0], error)
+        except Exception as error:
+            # A bug must cost the sessions it met, not the node.
+            log.exception("a batch failed")
+            for session in sessions:
+                self._fail(session, DecodeError(f"the engine failed: {error!r}; see this node's log"))
+
+    def _decode(self, sessions: list[EngineSession], batch: Batch) -> None:
+        segment = sessions[0].generation.segments[batch.stage.segment]
+        began_s = time.perf_counter()
+        results = segment.decode([session.works[0].piece(session, batch.row_count) for session in sessions])
+        if self._options.layer_delay_s:
+            time.sleep(self._options.layer_delay_s * segment.shape.layer_count)
+        compute_s = time.perf_counter() - began_s
+        for session, result in zip(sessions, results, strict=True):
+            session.works[0].compute_s += compute_s
+            self._advance(session, batch.row_count, result)
+
+    def _advance(self, session: EngineSession, row_count: int, result: RowsResult) -> None:
+        def draw(logits: FloatRows, position: int) -> int:
+            assert session.sampler is not None
+            return session.sampler.draw(logits, position=position)
+
+        work = session.works[0]
+        is_done = work.advance(session, row_count, result, draw)
+        # A session that was served goes to the back, so that prompts take turns piece by piece.
+        work.turn = self._next_turn()
+        if is_done:
+            session.works.popleft()
+            if not session.works:
+                del self._busy[session.slot]
+            work.future.set_result(work.result(time.perf_counter()))
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn

@@ -1,0 +1,221 @@
+"""The engine: a node's layers, run by one thread for all of its sessions.
+
+    asyncio ──step──> inbox ──> engine thread: batch, decode ──result──> asyncio
+              open, close, recut: bookkeeping under a lock, the thread is told
+
+llama.cpp contexts are not thread-safe, and decodes that run side by side would only share the same cores. So
+one thread owns them all; it spends its time inside llama.cpp, where the GIL is released.
+
+Slots are counted here, at once, as sessions open and close. The thread empties a closed session's slot before
+it runs anything that was handed in later, so a slot may be given away again in the same moment.
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from meshnet_node.engine.gguf_file import ModelFile
+from meshnet_node.engine.gguf_slice import check_architecture
+from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
+from meshnet_node.engine.sampling import TokenSampler
+from meshnet_node.engine.session import EngineSession, StepInput, StepResult, StepWork, rows_of_step
+from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
+from meshnet_node.engine.vocabulary import Vocabulary
+from meshnet_node.errors import ContextOverflowError, EngineClosedError, NoFreeSlotError
+from meshnet_protocol.ids import SessionId
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import ModelCard, Sampling
+
+__all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult"]
+
+# llama.cpp calls back into Python between the nodes of its graph, and each time the engine thread waits for
+# the GIL. The default of 5 ms lets a busy event loop stretch a decode of 20 ms many times over.
+SWITCH_INTERVAL_S = 0.0005
+
+BENCHMARK_S = 0.4
+BENCHMARK_STEPS_MAX = 512
+_GREEDY = Sampling(temperature=0.0)
+
+
+class Engine:
+    """Runs the layers of one shard. All methods may be called from any thread, ``step`` from any event loop."""
+
+    def __init__(self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions) -> None:
+        """Use ``load``."""
+        self.card = card
+        self.shard = generation.shard
+        self.hidden_size = model.hidden_size
+        self.options = options
+        self.vocabulary = Vocabulary(model.path)
+        self._model = model
+        self._lock = threading.Lock()
+        self._cutting = threading.Lock()
+        self._current = generation
+        self._generations = [generation]
+        self._free_slots = set(range(options.slots))
+        self._is_closed = False
+        self._loop = EngineLoop(options)
+        self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
+        self._thread.start()
+
+    @classmethod
+    def load(
+        cls, path: Path, shard: LayerRange, options: EngineOptions, *, entry_layers: frozenset[int] = frozenset()
+    ) -> Self:
+        """Slice, load and start: blocks for as long as reading the shard's layers takes.
+
+        Raises ModelFileError, UnsupportedArchitectureError, LayersError.
+        """
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        model = ModelFile.open(path)
+        check_architecture(model)
+        model.check_range(shard)
+        card = model.card(options.cache_dir)
+        generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
+        try:
+            return cls(model, card, generation, options)
+        except BaseException:
+            generation.close()
+            raise
+
+    @property
+    def entry_layers(self) -> tuple[int, ...]:
+        """Layers at which a session may enter now; the shard's first is always one of them."""
+        return self._current.entry_layers
+
+    @property
+    def queue_depth(self) -> int:
+        """Sessions that are open."""
+        return self.options.slots - len(self._free_slots)
+
+    @property
+    def generation_count(self) -> int:
+        """Cuts of the shard that are loaded: 1, or more while sessions finish on an older one."""
+        return len(self._generations)
+
+    def open_session(self, session_id: SessionId, layers: LayerRange, sampling: Sampling | None) -> EngineSession:
+        """Take a slot for a session over ``layers``; ``sampling`` is used where they end the model.
+
+        Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
+        """
+        with self._lock:
+            self._check_open()
+            generation = self._current
+            first_segment = generation.segment_at(layers)
+            if not self._free_slots:
+                raise NoFreeSlotError(self.options.slots)
+            # The lowest, because llama.cpp batches only slots with consecutive numbers.
+            slot = min(self._free_slots)
+            session = EngineSession(session_id, layers, slot, generation, first_segment)
+            if layers.next_layer == self.card.layer_count:
+                session.sampler = TokenSampler(sampling or _GREEDY, vocabulary_size=self.vocabulary.size)
+            self._free_slots.remove(slot)
+            generation.session_count += 1
+        return session
+
+    async def step(self, session: EngineSession, step: StepInput) -> StepResult:
+        """Run a step's rows through the session's layers. Steps of a session complete in the order of the calls.
+
+        A cancelled caller does not cancel the step: close the session for that. Raises StepError,
+        ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
+        """
+        return await asyncio.wrap_future(self._submit(session, step))
+
+    def close_session(self, session: EngineSession) -> None:
+        """Give the slot back; steps under way fail with EngineClosedError. May be called again."""
+        with self._lock:
+            if session.is_closed or self._is_closed:
+                return
+            session.is_closed = True
+            self._free_slots.add(session.slot)
+            self._loop.inbox.put(SessionClosed(session))
+            session.generation.session_count -= 1
+            self._retire_if_unused(session.generation)
+
+    async def recut(self, entry_layers: frozenset[int]) -> None:
+        """Cut the shard at these layers (those outside it are ignored); returns when they can be entered.
+
+        Sessions that are open go on undisturbed. Raises what ``load`` raises; the old cut then stays.
+        """
+        await asyncio.to_thread(self._recut, entry_layers)
+
+    def measure_layer_tokens_per_s(self) -> float:
+        """Layers times tokens per second of one idle stream, decoded for about half a second. Takes a slot."""
+        session = self.open_session(SessionId("benchmark"), self.shard, _GREEDY)
+        try:
+            self._run_benchmark_step(session)  # first touch of weights and buffers
+            began_s = time.perf_counter()
+            steps = 0
+            while (elapsed_s := time.perf_counter() - began_s) < BENCHMARK_S and steps < self._benchmark_steps_max:
+                self._run_benchmark_step(session)
+                steps += 1
+        finally:
+            self.close_session(session)
+        return self.shard.layer_count * steps / elapsed_s
+
+    def close(self) -> None:
+        """Stop the thread and free everything; what is under way fails with EngineClosedError."""
+        with self._cutting:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = True
+                self._loop.inbox.put(EngineStopped())
+            self._thread.join()
+            for generation in self._generations:
+                generation.close()
+            self._generations.clear()
+
+    @property
+    def _benchmark_steps_max(self) -> int:
+        return min(BENCHMARK_STEPS_MAX, self.options.context_tokens - 1)
+
+    def _run_benchmark_step(self, session: EngineSession) -> None:
+        is_head = self.shard.first == 0
+        hidden = None if is_head else np.full(self.hidden_size, 0.1, np.float32).data.cast("B")
+        tokens = [session.next_position % self.vocabulary.size] if is_head else None
+        self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True)).result()
+
+    def _submit(self, session: EngineSession, step: StepInput) -> "Future[StepResult]":
+        with self._lock:
+            self._check_open()
+            if session.is_closed:
+                raise EngineClosedError("the session was closed")
+            rows = rows_of_step(session, step, hidden_size=self.hidden_size, vocabulary_size=self.vocabulary.size)
+            if step.position + rows.row_count > self.options.context_tokens:
+                raise ContextOverflowError(step.position + rows.row_count, self.options.context_tokens)
+            session.next_position += rows.row_count
+            future: Future[StepResult] = Future()
+            future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+            self._loop.inbox.put(StepArrived(session, StepWork(step, rows, future, time.perf_counter())))
+        return future
+
+    def _recut(self, entry_layers: frozenset[int]) -> None:
+        with self._cutting:
+            pieces = self.shard.cut_at(entry_layers)
+            with self._lock:
+                self._check_open()
+                old = self._current
+            if pieces == old.pieces:
+                return
+            new = load_generation(self._model, self.shard, pieces, self.options, number=old.number + 1)
+            with self._lock:
+                self._generations.append(new)
+                self._current = new
+                self._retire_if_unused(old)
+
+    def _retire_if_unused(self, generation: Generation) -> None:
+        """Let the thread free a generation that is neither current nor in use. Call with the lock held."""
+        if generation is not self._current and generation.session_count == 0:
+            self._generations.remove(generation)
+            self._loop.inbox.put(GenerationRetired(generation))
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise EngineClosedError("the engine was closed; start the node again")

@@ -1,0 +1,125 @@
+"""Text to tokens and back, and chats to text: the model's own tokenizer and chat template.
+
+Both come from the GGUF, loaded without its weights. The template is rendered by llama-cpp-python's
+formatter, in a sandbox.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import llama_cpp
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from meshnet_node.engine.llama import start_llama, take_errors
+from meshnet_node.errors import ModelFileError, TemplateError
+
+_PIECE_BYTES = 64
+_NO_TOKEN = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedChat:
+    """A chat as the text the model was trained on."""
+
+    text: str
+    add_special: bool
+    """Whether the tokenizer must still put the model's start token before it."""
+
+
+class Vocabulary:
+    """A model's tokenizer. Immutable once made, and safe to use from any thread."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ModelFileError if llama.cpp cannot read the file's vocabulary."""
+        start_llama()
+        params = llama_cpp.llama_model_default_params()
+        params.vocab_only = True
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise ModelFileError(f"llama.cpp cannot read the vocabulary of {path}: {take_errors()}")
+        weakref.finalize(self, llama_cpp.llama_model_free, model)
+        self._vocab: Any = llama_cpp.llama_model_get_vocab(model)
+        self.size = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        self._adds_bos = bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
+        self._bos_text = self._special_text(llama_cpp.llama_vocab_bos(self._vocab))
+        template = llama_cpp.llama_model_chat_template(model, None)
+        self._eos_text = self._special_text(llama_cpp.llama_vocab_eos(self._vocab))
+        self._template = None if template is None else self._compile(template.decode("utf-8"))
+
+    @property
+    def chat_template(self) -> "ChatTemplate":
+        """Raises TemplateError if the model has none."""
+        if self._template is None:
+            raise TemplateError("this model has no chat template; serve an instruction-tuned model")
+        return self._template
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
+        """The prompt for the assistant's next message. Raises TemplateError."""
+        text = self.chat_template.render(messages)
+        starts_itself = bool(self._bos_text) and text.startswith(self._bos_text)
+        return RenderedChat(text, add_special=self._adds_bos and not starts_itself)
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids. ``add_special``: with the model's own start and end tokens, if it wants any;
+        ``parse_special``: take ``<|im_end|>`` and the like for the tokens they name."""
+        data = text.encode("utf-8")
+        room = len(data) + 2
+        tokens = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, room, add_special, parse_special)
+        if count < 0:
+            tokens = (llama_cpp.llama_token * -count)()
+            count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, -count, add_special, parse_special)
+        return list(tokens[:count])
+
+    def piece(self, token: int) -> bytes:
+        """A token's bytes, maybe a part of a UTF-8 character. Special tokens render as nothing."""
+        return self._render(token, special=False)
+
+    def is_end(self, token: int) -> bool:
+        """Whether the model ends its turn with this token."""
+        return bool(llama_cpp.llama_vocab_is_eog(self._vocab, token))
+
+    def _compile(self, template: str) -> "ChatTemplate":
+        return ChatTemplate(template, bos_text=self._bos_text, eos_text=self._eos_text)
+
+    def _special_text(self, token: int) -> str:
+        if token == _NO_TOKEN:
+            return ""
+        return self._render(token, special=True).decode("utf-8", errors="replace")
+
+    def _render(self, token: int, *, special: bool) -> bytes:
+        if not 0 <= token < self.size:
+            return b""
+        room = _PIECE_BYTES
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, room, 0, special)
+            if size >= 0:
+                return buffer.raw[:size]
+            room = -size
+
+
+class ChatTemplate:
+    """A model's chat template. Safe to use from any thread."""
+
+    def __init__(self, source: str, *, bos_text: str, eos_text: str) -> None:
+        """Raises TemplateError if the template does not compile."""
+        try:
+            self._formatter = Jinja2ChatFormatter(source, eos_token=eos_text, bos_token=bos_text)
+        except jinja2.TemplateError as error:
+            raise TemplateError(f"the model's chat template is broken ({error}); choose another model") from error
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The messages as one text that ends where the assistant begins.
+
+        Raises TemplateError if the template refuses them, for instance roles that do not alternate.
+        """
+        try:
+            return str(self._formatter(messages=[dict(message) for message in messages]).prompt)  # type: ignore[misc]
+        except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
+            raise TemplateError(f"the model's chat template refuses these messages: {error}") from error

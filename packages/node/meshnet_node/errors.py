@@ -1,0 +1,151 @@
+"""What can go wrong in a node, split by who can do something about it.
+
+    NodeError
+    ├── SettingsError              a flag or environment variable is wrong
+    ├── WalletError                the wallet's key file cannot be read or made
+    ├── RegistrationRefusedError   the tracker does not want this node
+    ├── ModelFileError             the model's file is missing, damaged or not a model
+    │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
+    ├── LayersError                a layer range the model or the shard does not have
+    ├── RequestError               the chat cannot be served as asked, here or elsewhere
+    │   ├── TemplateError          the model's chat template is missing or refuses the messages
+    │   └── ContextOverflowError   prompt and completion do not fit the context
+    ├── PlanError                  a route plan that this node cannot be a hop of
+    │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
+    │   └── StepError              a step that does not fit its session
+    ├── NoFreeSlotError            every slot is taken: try again or elsewhere
+    ├── EngineClosedError          the engine, or the session, was closed
+    ├── DecodeError                llama.cpp could not compute a step; the session is lost, the node is not
+    ├── LinkError                  the link to a neighbouring hop broke
+    └── RemoteHopError             a hop further down the chain gave up
+
+``code`` is what travels to other hops and to the tracker, and what programs decide by; the message is
+for people and says what to do.
+"""
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from meshnet_protocol.ids import NodeId
+from meshnet_protocol.layers import LayerRange
+
+
+class NodeError(Exception):
+    """Base of everything a node raises on purpose."""
+
+    code: str = "node_error"
+    http_status: ClassVar[int] = 500
+
+
+class SettingsError(NodeError):
+    code = "settings"
+
+
+class WalletError(NodeError):
+    code = "wallet"
+
+
+class RegistrationRefusedError(NodeError):
+    code = "registration_refused"
+
+
+class ModelFileError(NodeError):
+    code = "model_file"
+
+
+class UnsupportedArchitectureError(ModelFileError):
+    """Splitting is exact only where a test has shown it, so everything else is refused at start."""
+
+    code = "unsupported_architecture"
+
+    def __init__(self, architecture: str, verified: Iterable[str], *, reason: str = "") -> None:
+        because = reason or "splitting it has not been verified"
+        super().__init__(
+            f"architecture {architecture!r}: {because}; choose a model of one of: {', '.join(sorted(verified))}"
+        )
+        self.architecture = architecture
+
+
+class LayersError(NodeError):
+    code = "layers"
+
+    def __init__(self, layers: LayerRange, *, layer_count: int) -> None:
+        super().__init__(f"layers {layers}: the model has layers 0-{layer_count - 1}; choose a range inside them")
+
+
+class RequestError(NodeError):
+    code = "invalid_request"
+    http_status = 400
+
+
+class TemplateError(RequestError):
+    code = "chat_template"
+
+
+class ContextOverflowError(RequestError):
+    code = "context_length_exceeded"
+
+    def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {context_tokens} tokens, and {prompt_tokens} were asked for; "
+            "shorten the messages, or start the nodes with more --context-tokens"
+        )
+        self.prompt_tokens = prompt_tokens
+        self.context_tokens = context_tokens
+
+
+class PlanError(NodeError):
+    code = "plan"
+    http_status = 409
+
+
+class EntryLayerError(PlanError):
+    code = "entry_layer"
+
+    def __init__(self, layers: LayerRange, *, shard: LayerRange, entry_layers: Iterable[int]) -> None:
+        starts = ", ".join(str(layer) for layer in entry_layers)
+        super().__init__(f"layers {layers}: shard {shard} can be entered at {starts} and must be left at {shard.last}")
+
+
+class StepError(PlanError):
+    code = "step"
+
+
+class NoFreeSlotError(NodeError):
+    code = "no_free_slot"
+    http_status = 503
+
+    def __init__(self, slots: int) -> None:
+        super().__init__(f"all {slots} slots are taken; try again soon, or start the node with more --slots")
+
+
+class EngineClosedError(NodeError):
+    code = "engine_closed"
+    http_status = 503
+
+
+class DecodeError(NodeError):
+    code = "decode"
+
+
+class LinkError(NodeError):
+    code = "link"
+    http_status = 502
+
+    def __init__(self, node_id: NodeId, message: str) -> None:
+        super().__init__(f"link to {node_id}: {message}")
+        self.node_id = node_id
+
+
+class RemoteHopError(NodeError):
+    http_status = 502
+
+    def __init__(self, culprit: NodeId | None, code: str, message: str) -> None:
+        super().__init__(message)
+        self.culprit = culprit
+        self.code = code
+
+
+def http_status_of(error: NodeError) -> int:
+    """The status a head answers with when ``error`` comes before the first byte."""
+    return error.http_status

@@ -1,0 +1,329 @@
+"""The node's composition root: engine, links, chats and membership behind one HTTP port.
+
+POST /v1/chat/completions   head duties: a chat whose route starts here
+GET  /v1/link               WebSocket: another hop's sessions
+GET  /health                is the shard loaded, what does it hold
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+
+from meshnet_node.engine.api import Engine, EngineOptions
+from meshnet_node.errors import NodeError, SettingsError, http_status_of
+from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
+from meshnet_node.link import LINK_PATH, LinkPool
+from meshnet_node.model_source import resolve_model
+from meshnet_node.relay import HopService, LinkServer
+from meshnet_node.settings import NodeSettings
+from meshnet_node.tracker_client import TrackerClient
+from meshnet_node.wallet import Wallet
+from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadReport, HeadRequest, LayerSpan, Registration
+
+BODY_BYTES_MAX = 64 * 1024 * 1024
+DRAIN_LOOK_PERIOD_S = 0.05
+GIL_SWITCH_INTERVAL_S = 0.0005
+"""The engine thread needs the GIL between the operations of a graph; Python's 5 ms would cost it a fifth of a token."""
+SSE_DONE = b"data: [DONE]\n\n"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeIdentity:
+    """Who a running node is: fixed once its port is known."""
+
+    wallet: Wallet
+    instance: str
+    incarnation: Incarnation
+    url: str
+    shard: LayerRange
+
+    @property
+    def node_id(self) -> NodeId:
+        return make_node_id(wallet=self.wallet.wallet_id, instance=self.instance, shard=self.shard)
+
+
+class NodeApp:
+    """The HTTP face of a node."""
+
+    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool) -> None:
+        self._identity = identity
+        self._engine = engine
+        hops = HopService(identity.node_id, engine, links)
+        self._chats = ChatService(hops)
+        self._links = LinkServer(hops)
+
+    def build(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.router.add_post("/v1/chat/completions", self.serve_chat)
+        app.router.add_get(LINK_PATH, self._links.serve)
+        app.router.add_get("/health", self.serve_health)
+        return app
+
+    async def serve_health(self, _request: web.Request) -> web.Response:
+        engine = self._engine
+        return web.json_response(
+            {
+                "status": "ok",
+                "node_id": self._identity.node_id,
+                "model": engine.card.model_key,
+                "layers": str(engine.shard),
+                "entry_layers": list(engine.entry_layers),
+                "sessions": engine.queue_depth,
+                "slots": engine.options.slots,
+            }
+        )
+
+    async def serve_chat(self, request: web.Request) -> web.StreamResponse:
+        """An OpenAI chat stream. What can be refused is refused before the 200, as an OpenAI error object."""
+        try:
+            body = msgspec.json.decode(await request.read(), type=HeadRequest)
+        except msgspec.MsgspecError as error:
+            return error_response(400, "invalid_request", f"the request body is not a chat request: {error}")
+        writer = ChatWriter(model=self._engine.card.name)
+        response: web.StreamResponse | None = None
+        try:
+            async with self._chats.open_chat(body) as chat:
+                if not body.stream:
+                    return web.json_response(body=await writer.collect(chat))
+                response = await start_sse(request)
+                async for event in writer.write(chat):
+                    await response.write(event)
+        except NodeError as error:
+            if response is None:
+                return error_response(http_status_of(error), error.code, str(error))
+            log.warning("chat ended in an error", code=error.code, error=str(error))
+            await response.write(writer.error(error))
+        await response.write(SSE_DONE)
+        await response.write_eof()
+        return response
+
+
+class ChatWriter:
+    """Turns a chat's deltas into the chunks of one OpenAI stream; ids and timings ride in ``meshnet``."""
+
+    def __init__(self, model: str) -> None:
+        self._id = f"chatcmpl-{uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+
+    async def write(self, chat: Chat) -> AsyncIterator[bytes]:
+        yield self._event(self._chunk(Delta(role="assistant", content="")))
+        async for event in chat.stream():
+            match event:
+                case TextDelta():
+                    report = HeadReport(token_ids=event.token_ids)
+                    yield self._event(self._chunk(Delta(content=event.text), meshnet=report))
+                case ChatEnd():
+                    report = HeadReport(timings=event.timings)
+                    last = self._chunk(Delta(), finish_reason=event.finish_reason, meshnet=report)
+                    yield self._event(msgspec.structs.replace(last, usage=event.usage))
+
+    async def collect(self, chat: Chat) -> bytes:
+        """The whole answer as one ``chat.completion`` object."""
+        parts: list[str] = []
+        end: ChatEnd | None = None
+        async for event in chat.stream():
+            match event:
+                case TextDelta():
+                    parts.append(event.text)
+                case ChatEnd():
+                    end = event
+        assert end is not None
+        message = {"role": "assistant", "content": "".join(parts)}
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": self._model,
+                "choices": [{"index": 0, "message": message, "finish_reason": end.finish_reason}],
+                "usage": end.usage,
+            }
+        )
+
+    def error(self, error: NodeError) -> bytes:
+        return b"data: " + msgspec.json.encode({"error": error_body(error.code, str(error))}) + b"\n\n"
+
+    def _chunk(
+        self,
+        delta: Delta,
+        *,
+        finish_reason: str | None = None,
+        meshnet: HeadReport | msgspec.UnsetType = msgspec.UNSET,
+    ) -> ChatChunk:
+        choice = Choice(index=0, delta=delta, finish_reason=finish_reason)
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=[choice], meshnet=meshnet)
+
+    def _event(self, chunk: ChatChunk) -> bytes:
+        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+
+async def start_sse(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream; charset=utf-8",
+            "Cache-Control": "no-cache",
+            "X-Accel-Buffering": "no",
+        }
+    )
+    await response.prepare(request)
+    return response
+
+
+def error_body(code: str, message: str) -> dict[str, str | None]:
+    return {"message": message, "type": "meshnet_node_error", "param": None, "code": code}
+
+
+def error_response(status: int, code: str, message: str) -> web.Response:
+    return web.json_response({"error": error_body(code, message)}, status=status)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything heavy is loaded. Raises SettingsError if the port is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any free one"
+        ) from error
+
+
+@asynccontextmanager
+async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+    """Serve ``app`` until the context ends."""
+    # A client that goes away cancels its handler, and with it the chat on every hop.
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listener).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+def load_engine(settings: NodeSettings) -> Engine:
+    """Blocking. Raises NodeError, fit to be shown to a person."""
+    path = resolve_model(settings.model)
+    options = EngineOptions(
+        threads=settings.threads,
+        slots=settings.slots,
+        context_tokens=settings.context_tokens,
+        chunk_tokens=settings.chunk_tokens,
+        gpu_layers=settings.gpu_layers,
+        layer_delay_s=settings.layer_delay_ms / 1000,
+        cache_dir=settings.cache_dir,
+    )
+    log.info("loading", model=str(path), layers=str(settings.layers or "all"))
+    return Engine.load(path, settings.layers, options)
+
+
+async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
+    """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
+    wallet = Wallet.load_or_create(settings.wallet)
+    with bind(settings.host, settings.port) as listener:
+        engine = await asyncio.to_thread(load_engine, settings)
+        try:
+            layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
+            log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
+            port = int(listener.getsockname()[1])
+            identity = NodeIdentity(
+                wallet=wallet,
+                instance=settings.instance_name(port),
+                incarnation=Incarnation(uuid4().hex),
+                url=settings.advertised_url(port),
+                shard=engine.shard,
+            )
+            await _serve_shard(settings, identity, engine, layer_tokens_per_s, listener, stop)
+        finally:
+            await asyncio.to_thread(engine.close)
+
+
+async def _serve_shard(
+    settings: NodeSettings,
+    identity: NodeIdentity,
+    engine: Engine,
+    layer_tokens_per_s: float,
+    listener: socket.socket,
+    stop: asyncio.Event,
+) -> None:
+    def registration() -> Registration:
+        return Registration(
+            wallet=identity.wallet.wallet_id,
+            instance=identity.instance,
+            incarnation=identity.incarnation,
+            shard=LayerSpan.of(identity.shard),
+            model=engine.card,
+            url=identity.url,
+            layer_tokens_per_s=layer_tokens_per_s,
+            entry_layers=engine.entry_layers,
+            slots=engine.options.slots,
+        )
+
+    # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
+        links = LinkPool(http, tasks)
+        client = TrackerClient(http, settings.tracker, engine, registration)
+        async with serving(NodeApp(identity, engine, links).build(), listener):
+            log.info("serving", node_id=identity.node_id, url=identity.url)
+            membership = tasks.create_task(client.run(), name="membership")
+            await stop.wait()
+            await _drain(client, engine, settings.drain_timeout_s)
+            membership.cancel()
+            await client.leave()
+        await links.close()
+
+
+async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> None:
+    """Take nothing new, let running chats end, at most ``timeout_s`` long."""
+    client.start_draining()
+    log.info("draining", sessions=engine.queue_depth)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while engine.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
+                await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
+
+
+def run_node(settings: NodeSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
+    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
+    try:
+        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
+            runner.run(_run(settings))
+    except ExceptionGroup as group:
+        ours, others = group.split(NodeError)
+        if ours is None or others is not None:
+            raise
+        raise ours.exceptions[0] from group
+
+
+async def _run(settings: NodeSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await serve_node(settings, stop)
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not made for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,90 @@
+"""What a node can be told at start, checked before anything is loaded."""
+
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from meshnet_node.errors import SettingsError
+from meshnet_protocol.ids import INSTANCE_PATTERN
+from meshnet_protocol.layers import LayerRange
+
+WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """Raises SettingsError, fit to be shown to a person, if a value makes no sense."""
+
+    model: str
+    layers: LayerRange | None
+    """None: the whole model."""
+    tracker: str
+    wallet: Path
+    cache_dir: Path
+    host: str = "127.0.0.1"
+    port: int = 8091
+    advertise: str | None = None
+    """Base URL by which tracker and other nodes reach this one; None: made of host and port."""
+    instance: str | None = None
+    """Tells this machine from the owner's others; None: host name and port."""
+    threads: int = 1
+    slots: int = 4
+    context_tokens: int = 4096
+    chunk_tokens: int = 128
+    gpu_layers: int = 0
+    layer_delay_ms: float = 0.0
+    drain_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        _check_url("--tracker", self.tracker)
+        if self.advertise is not None:
+            _check_url("--advertise", self.advertise)
+        _check_at_least("--threads", self.threads, 1)
+        _check_at_least("--slots", self.slots, 1)
+        _check_at_least("--context-tokens", self.context_tokens, 64)
+        _check_at_least("--chunk-tokens", self.chunk_tokens, 1)
+        _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)
+        _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
+        if not 0 <= self.port <= 65535:
+            raise SettingsError(f"--port {self.port}: use 0 (any free port) to 65535")
+        if self.instance is not None and not INSTANCE_PATTERN.fullmatch(self.instance):
+            raise SettingsError(f"--instance {self.instance!r}: use 1 to 32 of a-z, 0-9 and inner '-'")
+
+    def advertised_url(self, port: int) -> str:
+        """The base URL others reach this node by, once the real port is known."""
+        if self.advertise is not None:
+            return self.advertise.rstrip("/")
+        host = _address_towards(self.tracker) if self.host in WILDCARD_HOSTS else self.host
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def instance_name(self, port: int) -> str:
+        """The instance as given, or made of the machine's name and the port."""
+        if self.instance is not None:
+            return self.instance
+        machine = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:24].strip("-")
+        return f"{machine or 'node'}-{port}"
+
+
+def _check_url(flag: str, url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise SettingsError(f"{flag} {url!r}: write a base URL such as http://192.0.2.7:8090")
+
+
+def _check_at_least(flag: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise SettingsError(f"{flag} {value}: use {least:g} or more")
+
+
+def _address_towards(url: str) -> str:
+    """This machine's address on the network that leads to ``url``; a UDP connect sends nothing."""
+    parts = urlsplit(url)
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise SettingsError(f"cannot tell this machine's address towards {url} ({error}); set --advertise") from error

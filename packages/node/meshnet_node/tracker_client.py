@@ -1,0 +1,156 @@
+"""The node's side of membership: register, beat, re-cut where the tracker asks, leave.
+
+Everything heals by itself: a tracker that is down is tried again, slower and slower up to a limit; a
+tracker that has forgotten the node (restart) answers a heartbeat with ``is_known: false`` and the node
+registers again at once.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import aiohttp
+import msgspec
+import structlog
+
+from meshnet_node.engine.api import Engine
+from meshnet_node.errors import NodeError, RegistrationRefusedError
+from meshnet_protocol.ids import NodeId
+from meshnet_protocol.messages import (
+    Heartbeat,
+    HeartbeatReply,
+    Leave,
+    Message,
+    Registration,
+    RegistrationReply,
+)
+
+REQUEST_TIMEOUT_S = 5.0
+RETRY_PERIOD_S_MIN = 0.5
+RETRY_PERIOD_S_MAX = 10.0
+
+log = structlog.get_logger()
+
+
+class TrackerClient:
+    """Keeps one node known to one tracker."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, engine: Engine, registration: Callable[[], Registration]
+    ) -> None:
+        self._http = http
+        self._url = url.rstrip("/")
+        self._engine = engine
+        self._registration = registration
+        self._is_draining = False
+        self._changed = asyncio.Event()
+        self._wanted_entry_layers = frozenset(engine.entry_layers)
+        self._wanted_changed = asyncio.Event()
+        self.is_registered = asyncio.Event()
+
+    async def run(self) -> None:
+        """Register and beat until cancelled. Raises RegistrationRefusedError if the tracker refuses the node."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_cut(), name="re-cut the shard")
+            while True:
+                reply = await self._register()
+                self.is_registered.set()
+                log.info("registered", node_id=reply.node_id, tracker=self._url)
+                self._want_entry_layers(reply.wanted_entry_layers)
+                await self._beat(reply.node_id, reply.heartbeat_period_s)
+                self.is_registered.clear()
+
+    def start_draining(self) -> None:
+        """Tell the tracker, with the next heartbeat and at once, to send nothing new."""
+        self._is_draining = True
+        self._changed.set()
+
+    async def leave(self) -> None:
+        """Say good-bye; a tracker that cannot be reached will notice by itself."""
+        registration = self._registration()
+        farewell = Leave(node_id=registration.node_id, incarnation=registration.incarnation)
+        try:
+            await self._post("leave", farewell)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            log.warning("could not say good-bye to the tracker", error=str(error) or type(error).__name__)
+
+    async def _register(self) -> RegistrationReply:
+        period_s = RETRY_PERIOD_S_MIN
+        while True:
+            try:
+                return msgspec.json.decode(await self._post("register", self._registration()), type=RegistrationReply)
+            except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+                log.warning(
+                    "tracker not reached, trying again", tracker=self._url, error=str(error) or type(error).__name__
+                )
+            # Jitter, so that all nodes of a mesh do not knock at a restarted tracker in the same instant.
+            await asyncio.sleep(period_s * random.uniform(0.5, 1.0))
+            period_s = min(2 * period_s, RETRY_PERIOD_S_MAX)
+
+    async def _beat(self, node_id: NodeId, period_s: float) -> None:
+        """Until the tracker no longer knows this node."""
+        while True:
+            reply = await self._heartbeat(node_id)
+            if reply is not None and not reply.is_known:
+                log.warning("the tracker does not know this node any more; registering again")
+                return
+            if reply is not None:
+                self._want_entry_layers(reply.wanted_entry_layers)
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+
+    async def _heartbeat(self, node_id: NodeId) -> HeartbeatReply | None:
+        beat = Heartbeat(
+            node_id=node_id,
+            incarnation=self._registration().incarnation,
+            queue_depth=self._engine.queue_depth,
+            entry_layers=self._engine.entry_layers,
+            is_draining=self._is_draining,
+        )
+        try:
+            return msgspec.json.decode(await self._post("heartbeat", beat), type=HeartbeatReply)
+        except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
+            log.warning("heartbeat not delivered", tracker=self._url, error=str(error) or type(error).__name__)
+            return None
+
+    def _want_entry_layers(self, wanted: tuple[int, ...]) -> None:
+        entry_layers = frozenset(wanted) | {self._engine.shard.first}
+        if entry_layers != self._wanted_entry_layers:
+            self._wanted_entry_layers = entry_layers
+            self._wanted_changed.set()
+
+    async def _keep_cut(self) -> None:
+        """Cut the shard where the tracker asks, beside the heartbeats: slicing and loading may take minutes."""
+        while True:
+            await self._wanted_changed.wait()
+            self._wanted_changed.clear()
+            wanted = self._wanted_entry_layers
+            log.info("re-cutting the shard", entry_layers=sorted(wanted))
+            try:
+                await self._engine.recut(wanted)
+            except NodeError as error:
+                log.error("the shard stays cut as it was", entry_layers=self._engine.entry_layers, error=str(error))
+            self._changed.set()
+
+    async def _post(self, verb: str, message: Message) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        body = msgspec.json.encode(message)
+        headers = {"Content-Type": "application/json"}
+        url = f"{self._url}/v1/nodes/{verb}"
+        async with self._http.post(url, data=body, headers=headers, timeout=timeout) as response:
+            answer = await response.read()
+            if response.status in (400, 401, 403, 409, 413):
+                raise RegistrationRefusedError(f"the tracker at {self._url} refuses: {_message_of(answer)}")
+            response.raise_for_status()
+            return answer
+
+
+def _message_of(answer: bytes) -> str:
+    try:
+        return str(msgspec.json.decode(answer)["error"]["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")

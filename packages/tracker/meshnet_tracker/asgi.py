@@ -1,0 +1,67 @@
+"""The few ASGI words that the chat endpoint and the app around it share."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from typing import Any
+
+from meshnet_tracker.errors import BodyTooLargeError, ClientGoneError
+from meshnet_tracker.openai_errors import HttpError
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Headers = Iterable[tuple[bytes, bytes]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+CLIENT_WRITE_S_MAX = 30.0
+JSON_HEADERS = ((b"content-type", b"application/json"),)
+
+
+async def read_body(receive: Receive, *, bytes_max: int) -> bytes:
+    """The whole request body. Raises BodyTooLargeError, or ClientGoneError if it never came."""
+    parts: list[bytes] = []
+    received_bytes = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError("the client left while it was sending")
+        part = message.get("body", b"")
+        received_bytes += len(part)
+        if received_bytes > bytes_max:
+            raise BodyTooLargeError(f"The body exceeds {bytes_max} bytes.")
+        parts.append(part)
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def wait_until_gone(receive: Receive) -> None:
+    """Returns when the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def bounded_send(send: Send) -> Send:
+    """``send`` that raises ClientGoneError where nobody reads: closed, or stalled for ``CLIENT_WRITE_S_MAX``."""
+
+    async def send_or_give_up(message: Message) -> None:
+        try:
+            async with asyncio.timeout(CLIENT_WRITE_S_MAX):
+                await send(message)
+        except OSError as error:  # TimeoutError is one too.
+            raise ClientGoneError(f"the client stopped reading: {type(error).__name__}") from error
+
+    return send_or_give_up
+
+
+async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [*JSON_HEADERS, length, *headers]}
+    )
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: HttpError, headers: Headers = ()) -> None:
+    own = [(name.encode(), value.encode()) for name, value in error.headers.items()]
+    await send_json(send, error.status, error.body(), [*own, *headers])

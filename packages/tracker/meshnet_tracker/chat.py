@@ -1,0 +1,141 @@
+"""One chat's record, from the first byte in to the one outcome it ends with. Times are of one monotonic clock."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from meshnet_protocol.messages import HopTiming, Usage
+from meshnet_tracker.errors import ClientError, ClientGoneError, OverloadedError
+from meshnet_tracker.fleet import ServedModel
+from meshnet_tracker.head_client import HeadEvent
+from meshnet_tracker.openai_schema import ChatCall
+from meshnet_tracker.router import RouteDecision
+
+FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
+
+
+class Outcome(StrEnum):
+    COMPLETED = "completed"
+    DEGENERATE = "degenerate"
+    """The head said it was done and had drawn nothing, where something was due."""
+    NODE_FAULT = "node_fault"
+    CLIENT_GONE = "client_gone"
+    CLIENT_ERROR = "client_error"
+    OVERLOAD = "overload"
+
+
+@dataclass(slots=True, kw_only=True)
+class Chat:
+    """Filled in as the chat goes on; what an attempt brought is forgotten when another one starts."""
+
+    request_id: str
+    received_at: float
+    call: ChatCall | None = None
+    model: ServedModel | None = None
+    decision: RouteDecision | None = None
+    attempts: int = 0
+    outcome: Outcome = Outcome.NODE_FAULT
+    is_sampled: bool = False
+    dispatched_at: float = 0.0
+    first_text_at: float | None = None
+    last_byte_at: float | None = None
+    finish_reason: str | None = None
+    drawn_tokens: int = 0
+    reported_usage: Usage | None = None
+    timings: tuple[HopTiming, ...] = ()
+
+    def begin_attempt(self, decision: RouteDecision, now: float) -> None:
+        self.decision = decision
+        self.attempts += 1
+        self.dispatched_at = now
+        self.first_text_at = self.last_byte_at = self.finish_reason = self.reported_usage = None
+        self.drawn_tokens = 0
+        self.timings = ()
+
+    def take(self, event: HeadEvent, now: float) -> str:
+        """Note what the head reports, and give back the text it adds to the answer."""
+        if event.usage is not None:
+            self.reported_usage = event.usage
+        if event.meshnet is not None:
+            self.drawn_tokens += len(event.meshnet.token_ids)
+            self.timings = event.meshnet.timings or self.timings
+        text = ""
+        for choice in event.choices:
+            text += choice.delta.content or ""
+            if choice.finish_reason is not None:
+                self.finish_reason = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
+        if text and self.first_text_at is None:
+            self.first_text_at = now
+        return text
+
+    def complete(self, now: float) -> None:
+        """The head's last byte is here."""
+        assert self.call is not None
+        self.last_byte_at = now
+        is_token_due = self.call.head_request.max_tokens != 0
+        is_empty = is_token_due and not self.usage.completion_tokens
+        self.outcome = Outcome.DEGENERATE if is_empty else Outcome.COMPLETED
+
+    @property
+    def usage(self) -> Usage:
+        """The head's own count; without one, the tokens it was seen to draw."""
+        return self.reported_usage or Usage(
+            prompt_tokens=0, completion_tokens=self.drawn_tokens, total_tokens=self.drawn_tokens
+        )
+
+    @property
+    def run_s(self) -> float | None:
+        """From dispatch to the head until its last byte arrived."""
+        return None if self.last_byte_at is None else self.last_byte_at - self.dispatched_at
+
+    def summary(self, now: float) -> dict[str, Any]:
+        """The fields of the ``chat finished`` event. Null where the chat did not get that far."""
+        usage, run_s = self.usage, self.run_s
+        return {
+            "request_id": self.request_id,
+            "model": self.model.model_key if self.model else None,
+            "outcome": self.outcome.value,
+            "signature": self.decision.signature if self.decision else None,
+            "mode": self.decision.mode.value if self.decision else None,
+            "attempts": self.attempts,
+            "is_sampled": self.is_sampled,
+            "finish_reason": self.finish_reason,
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "tps": usage.completion_tokens / run_s if run_s else None,
+            "seconds": now - self.received_at,
+            "ttft_s": None if self.first_text_at is None else self.first_text_at - self.received_at,
+            "seed": self.call.head_request.seed if self.call else None,
+            "hops": self._hop_summaries(),
+        }
+
+    def _hop_summaries(self) -> list[dict[str, Any]]:
+        """What each hop ran, and where its time went if the head reported that."""
+        if self.decision is None:
+            return []
+        timings = {timing.node_id: msgspec.structs.asdict(timing) for timing in self.timings}
+        return [
+            {
+                "node_id": hop.node_id,
+                "start_layer": hop.start_layer,
+                "end_layer": hop.end_layer,
+                "work_units": hop.work_units(self.usage.prompt_tokens + self.usage.completion_tokens),
+                "timing": timings.get(hop.node_id),
+            }
+            for hop in self.decision.route.hops
+        ]
+
+
+def outcome_of(error: Exception) -> Outcome:
+    """How a chat that ends in ``error`` ended: by whose doing."""
+    match error:
+        case ClientGoneError():
+            return Outcome.CLIENT_GONE
+        case ClientError():
+            return Outcome.CLIENT_ERROR
+        case OverloadedError():
+            return Outcome.OVERLOAD
+        case _:
+            return Outcome.NODE_FAULT

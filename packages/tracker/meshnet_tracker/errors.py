@@ -1,0 +1,114 @@
+"""What can go wrong in the tracker, split by who is at fault. How each reads over HTTP: ``openai_errors.py``.
+
+    TrackerError
+    ├── SettingsError                     whoever started the tracker gave a value it cannot work with
+    ├── RegistrationRefusedError          a node says something that cannot be
+    │   └── RegistrationConflictError     ... or something that contradicts what is known already
+    ├── ClientError                       the sender of the chat is at fault
+    │   ├── MalformedRequestError         not what the endpoint accepts
+    │   ├── BodyTooLargeError
+    │   ├── UnknownModelError
+    │   ├── InvalidRouteError             a pinned route that can never work
+    │   └── RefusedByHeadError            the head's own 4xx, handed on as it is
+    ├── MeshError                         a good request that the mesh cannot serve now
+    │   ├── NoRouteError                  no chain of ready nodes holds all layers
+    │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
+    │   ├── NodeLostError                 every route that was tried broke
+    │   └── OverloadedError               every route that was tried was full
+    ├── AttemptFailedError                one route failed one chat; another may still serve it
+    └── ClientGoneError                   nobody is listening any more
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshnet_protocol.ids import NodeId
+
+
+class TrackerError(Exception):
+    """Base of everything the tracker raises on purpose."""
+
+
+class SettingsError(TrackerError, ValueError):
+    """A setting has a value the tracker cannot work with; the message names setting and value."""
+
+
+class RegistrationRefusedError(TrackerError):
+    """What a node says about itself cannot be; the message tells its owner what to change."""
+
+
+class RegistrationConflictError(RegistrationRefusedError):
+    """What a node says contradicts what others, or its own newer process, have said before."""
+
+
+class ClientError(TrackerError):
+    """The request is wrong. ``param`` names the field at fault, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class MalformedRequestError(ClientError):
+    """The body is not what the endpoint accepts. ``code`` is OpenAI's name for it, where it has one."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param=param)
+        self.code = code
+
+
+class BodyTooLargeError(ClientError):
+    """The body exceeds the endpoint's limit."""
+
+
+class UnknownModelError(ClientError):
+    """No node has ever served a model of this name."""
+
+
+class InvalidRouteError(ClientError):
+    """The pinned route could not work even with every node up."""
+
+
+class RefusedByHeadError(ClientError):
+    """The head found the request wrong (a prompt beyond the context, say): its status and error object."""
+
+    def __init__(self, *, status: int, error: Mapping[str, Any]) -> None:
+        super().__init__(str(error.get("message", "the head refused the request")))
+        self.status = status
+        self.error = error
+
+
+class MeshError(TrackerError):
+    """The request is fine; the mesh cannot serve it now."""
+
+
+class NoRouteError(MeshError):
+    """No chain of ready nodes holds every layer; the message names the layers that are missing."""
+
+
+class RouteUnavailableError(MeshError):
+    """A node of the pinned route is gone, draining, or not enterable where it would have to be."""
+
+
+class NodeLostError(MeshError):
+    """The chat was lost with its node, and no other route is left to run it."""
+
+
+class OverloadedError(MeshError):
+    """Every route that was tried had no room."""
+
+
+class AttemptFailedError(TrackerError):
+    """One route failed one chat.
+
+    ``suspects`` are the nodes whose connection broke; ``is_overload`` says that the route was merely full.
+    """
+
+    def __init__(self, message: str, *, suspects: tuple[NodeId, ...] = (), is_overload: bool = False) -> None:
+        super().__init__(message)
+        self.suspects = suspects
+        self.is_overload = is_overload
+
+
+class ClientGoneError(TrackerError):
+    """The client closed its connection, or stopped reading for too long."""

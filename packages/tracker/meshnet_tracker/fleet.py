@@ -1,0 +1,355 @@
+"""Who is in the mesh, who is alive, and who holds which layers of which model.
+
+One way in: ``Fleet.handle(event, now)`` takes what nodes say, what the proxy suffered and the passing
+of time, and answers with effects for the caller to carry out. A node's life:
+
+    registered ──> ready <──heartbeat── suspected ──┐
+                    │  └──connection broke──^       │
+                    ├──drains──> draining ──────────┼──leaves──> departed (remembered for an hour)
+                    └──misses 3 heartbeats──────────┘
+
+Two counters per model let readers cache: ``structure_version`` moves with anything that decides which
+routes are possible, ``load_version`` also with queue depths. Neither is the topology *epoch*: that one
+belongs to the statistics and moves on ``TopologyChanged`` only, once per arrival and once per departure
+(a node that drains has departed already, as far as routes are concerned).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, WalletId
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import Heartbeat, Leave, ModelCard, Registration
+from meshnet_tracker.errors import RegistrationConflictError
+from meshnet_tracker.memory import BoundedMemory
+from meshnet_tracker.registration import check_registration
+
+MISSED_HEARTBEATS_MAX = 3
+ENTRY_LAYERS_MAX = 4
+QUEUE_DEPTH_MAX = 1_000_000
+DEPARTED_MEMORY_S = 3600.0
+DEPARTED_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    registration: Registration
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    heartbeat: Heartbeat
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeft:
+    leave: Leave
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSuspected:
+    """A connection to the node broke: leave it out until it speaks again."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; who has been silent for too long?"""
+
+
+FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyChanged:
+    """The set of nodes or shards changed: the model's epoch moves on."""
+
+    model_key: ModelKey
+    reason: str
+    """joined, restarted, shard-change, draining, left or lost."""
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class NodeNoted:
+    """Worth telling a person, but no change of topology."""
+
+    model_key: ModelKey
+    reason: str
+    """suspected, cleared, recut (its entry layers changed), left or lost (of a node that had drained)."""
+    node_id: NodeId
+
+
+FleetEffect = TopologyChanged | NodeNoted
+
+
+@dataclass(slots=True)
+class FleetNode:
+    """One live node. Readers look; only the fleet writes."""
+
+    node_id: NodeId
+    registration: Registration
+    shard: LayerRange
+    entry_layers: frozenset[int]
+    heard_at: float
+    queue_depth: int = 0
+    is_draining: bool = False
+    is_suspected: bool = False
+    reputation: float = 1.0
+    """From 0 to 1; a factor on the node's prior."""
+
+    @property
+    def model_key(self) -> ModelKey:
+        return self.registration.model.model_key
+
+    @property
+    def is_ready(self) -> bool:
+        """New requests may run on it."""
+        return not (self.is_draining or self.is_suspected)
+
+    @property
+    def layer_tokens_per_s(self) -> float:
+        return self.registration.layer_tokens_per_s
+
+
+@dataclass(slots=True)
+class ServedModel:
+    """One model and the live nodes that hold layers of it. Readers look; only the fleet writes."""
+
+    card: ModelCard
+    nodes: dict[NodeId, FleetNode] = field(default_factory=dict)
+    shard_ends: Counter[int] = field(default_factory=Counter)
+    """How many nodes' shards end at a layer, those that drain left out."""
+    emptied_at: float = 0.0
+    """When its last node went, if it has none."""
+    structure_version: int = 0
+    load_version: int = 0
+
+    @property
+    def model_key(self) -> ModelKey:
+        return self.card.model_key
+
+    def ready_nodes(self) -> list[FleetNode]:
+        return [node for node in self.nodes.values() if node.is_ready]
+
+    def mark_structure_changed(self) -> None:
+        self.structure_version += 1
+        self.load_version += 1
+
+
+class Fleet:
+    """Every live node of every model. Times are seconds of one monotonic clock, handed in."""
+
+    def __init__(self, *, heartbeat_period_s: float = 1.0) -> None:
+        self._silence_s_max = heartbeat_period_s * MISSED_HEARTBEATS_MAX
+        self._nodes: dict[NodeId, FleetNode] = {}
+        self._machines: dict[tuple[WalletId, str], NodeId] = {}
+        self._models: dict[ModelKey, ServedModel] = {}
+        self._departed: BoundedMemory[NodeId] = BoundedMemory(keep_s=DEPARTED_MEMORY_S, count_max=DEPARTED_MAX)
+        self._superseded: BoundedMemory[Incarnation] = BoundedMemory(keep_s=DEPARTED_MEMORY_S, count_max=DEPARTED_MAX)
+        self._ticked_at: float | None = None
+
+    def handle(self, event: FleetEvent, now: float) -> list[FleetEffect]:
+        """Take one event in. Raises RegistrationRefusedError, and changes nothing, if a registration cannot stand."""
+        match event:
+            case NodeRegistered(registration):
+                return self._register(registration, now)
+            case HeartbeatReceived(heartbeat):
+                return self._hear(heartbeat, now)
+            case NodeLeft(leave):
+                if self.is_known(leave.node_id, leave.incarnation):
+                    return [self._remove(self._nodes[leave.node_id], "left", now)]
+                return []
+            case NodeSuspected(node_id):
+                return self._suspect(node_id)
+            case Tick():
+                return self._tick(now)
+            case _:
+                assert_never(event)
+
+    def is_known(self, node_id: NodeId, incarnation: Incarnation) -> bool:
+        node = self._nodes.get(node_id)
+        return node is not None and node.registration.incarnation == incarnation
+
+    def node(self, node_id: NodeId) -> FleetNode | None:
+        return self._nodes.get(node_id)
+
+    def has_departed(self, node_id: NodeId) -> bool:
+        """Was here within the last hour, and is not now."""
+        return node_id in self._departed
+
+    def nodes(self) -> Iterator[FleetNode]:
+        return iter(self._nodes.values())
+
+    def model(self, model_key: ModelKey) -> ServedModel | None:
+        return self._models.get(model_key)
+
+    def models(self) -> list[ServedModel]:
+        """Every model a node has served, those without a live node included, in the order they first came."""
+        return list(self._models.values())
+
+    def wanted_entry_layers(self, node_id: NodeId) -> tuple[int, ...]:
+        """Where routes would like to enter this node: right behind the ends of other nodes' shards.
+
+        At most ``ENTRY_LAYERS_MAX``, the most frequent ones, in rising order: every cut costs the node a little.
+        """
+        node = self._nodes.get(node_id)
+        if node is None:
+            return ()
+        ends = self._models[node.model_key].shard_ends
+        inside = [(-count, end + 1) for end, count in ends.items() if node.shard.first < end + 1 <= node.shard.last]
+        return tuple(sorted(layer for _, layer in sorted(inside)[:ENTRY_LAYERS_MAX]))
+
+    def _register(self, registration: Registration, now: float) -> list[FleetEffect]:
+        check_registration(registration)
+        self._check_against_others(registration)
+        effects: list[FleetEffect] = []
+        machine = (registration.wallet, registration.instance)
+        reason = "joined"
+        known = self._nodes.get(self._machines.get(machine, registration.node_id))
+        if known is not None:
+            is_same_arm = (known.node_id, known.model_key) == (registration.node_id, registration.model.model_key)
+            is_same_process = known.registration.incarnation == registration.incarnation
+            if is_same_arm and is_same_process and not known.is_draining:
+                return self._register_again(known, registration, now)
+            reason = "restarted" if is_same_arm else "shard-change"
+            removal = self._remove(known, reason, now)
+            if not is_same_arm:
+                effects.append(removal)
+            if not is_same_process:
+                self._superseded.add(known.registration.incarnation, now)
+        effects.append(self._add(registration, reason, now))
+        return effects
+
+    def _check_against_others(self, registration: Registration) -> None:
+        model = self._models.get(registration.model.model_key)
+        if model is not None and model.nodes and model.card != registration.model:
+            raise RegistrationConflictError(
+                f"model {model.model_key} is known as {model.card}, the node describes it as {registration.model}"
+            )
+        holder = self._nodes.get(registration.node_id)
+        if holder is not None and holder.registration.wallet != registration.wallet:
+            raise RegistrationConflictError(f"node id {registration.node_id} belongs to another wallet: rename the instance")
+        if registration.incarnation in self._superseded:
+            raise RegistrationConflictError(
+                f"a newer process has registered as instance {registration.instance!r} of this wallet: "
+                "stop one of the two, or give it another instance name"
+            )
+
+    def _add(self, registration: Registration, reason: str, now: float) -> TopologyChanged:
+        node = FleetNode(
+            node_id=registration.node_id,
+            registration=registration,
+            shard=registration.shard.to_range(),
+            entry_layers=frozenset(registration.entry_layers),
+            heard_at=now,
+        )
+        model = self._models.setdefault(node.model_key, ServedModel(registration.model))
+        model.card = registration.model
+        model.nodes[node.node_id] = self._nodes[node.node_id] = node
+        model.shard_ends[node.shard.last] += 1
+        model.mark_structure_changed()
+        self._machines[registration.wallet, registration.instance] = node.node_id
+        self._departed.discard(node.node_id)
+        return TopologyChanged(node.model_key, reason, node.node_id)
+
+    def _remove(self, node: FleetNode, reason: str, now: float) -> FleetEffect:
+        model = self._models[node.model_key]
+        del self._nodes[node.node_id], model.nodes[node.node_id]
+        del self._machines[node.registration.wallet, node.registration.instance]
+        self._departed.add(node.node_id, now)
+        model.emptied_at = now
+        model.mark_structure_changed()
+        if node.is_draining:
+            return NodeNoted(node.model_key, reason, node.node_id)
+        self._forget_shard_end(node)
+        return TopologyChanged(node.model_key, reason, node.node_id)
+
+    def _register_again(self, node: FleetNode, registration: Registration, now: float) -> list[FleetEffect]:
+        """The same process once more, because the reply got lost or its account of itself changed."""
+        node.heard_at = now
+        if node.registration != registration:
+            node.registration = registration
+            self._models[node.model_key].mark_structure_changed()
+        return self._clear_suspicion(node) + self._take_entry_layers(node, registration.entry_layers)
+
+    def _hear(self, heartbeat: Heartbeat, now: float) -> list[FleetEffect]:
+        if not self.is_known(heartbeat.node_id, heartbeat.incarnation):
+            return []
+        node = self._nodes[heartbeat.node_id]
+        node.heard_at = now
+        self._take_load(node, heartbeat.queue_depth)
+        effects = self._clear_suspicion(node)
+        effects += self._take_entry_layers(node, heartbeat.entry_layers)
+        if heartbeat.is_draining != node.is_draining:
+            effects.append(self._set_draining(node, heartbeat.is_draining))
+        return effects
+
+    def _take_load(self, node: FleetNode, queue_depth: int) -> None:
+        depth = min(max(0, queue_depth), QUEUE_DEPTH_MAX)
+        if depth != node.queue_depth:
+            node.queue_depth = depth
+            self._models[node.model_key].load_version += 1
+
+    def _take_entry_layers(self, node: FleetNode, entry_layers: tuple[int, ...]) -> list[FleetEffect]:
+        reported = frozenset(layer for layer in entry_layers if node.shard.first <= layer <= node.shard.last)
+        if reported == node.entry_layers:
+            return []
+        node.entry_layers = reported
+        self._models[node.model_key].mark_structure_changed()
+        return [NodeNoted(node.model_key, "recut", node.node_id)]
+
+    def _set_draining(self, node: FleetNode, is_draining: bool) -> FleetEffect:
+        model = self._models[node.model_key]
+        node.is_draining = is_draining
+        if is_draining:
+            self._forget_shard_end(node)
+        else:
+            model.shard_ends[node.shard.last] += 1
+        model.mark_structure_changed()
+        return TopologyChanged(node.model_key, "draining" if is_draining else "joined", node.node_id)
+
+    def _forget_shard_end(self, node: FleetNode) -> None:
+        ends = self._models[node.model_key].shard_ends
+        ends[node.shard.last] -= 1
+        if not ends[node.shard.last]:
+            del ends[node.shard.last]
+
+    def _suspect(self, node_id: NodeId) -> list[FleetEffect]:
+        node = self._nodes.get(node_id)
+        if node is None or node.is_suspected:
+            return []
+        node.is_suspected = True
+        self._models[node.model_key].mark_structure_changed()
+        return [NodeNoted(node.model_key, "suspected", node_id)]
+
+    def _clear_suspicion(self, node: FleetNode) -> list[FleetEffect]:
+        if not node.is_suspected:
+            return []
+        node.is_suspected = False
+        self._models[node.model_key].mark_structure_changed()
+        return [NodeNoted(node.model_key, "cleared", node.node_id)]
+
+    def _tick(self, now: float) -> list[FleetEffect]:
+        """Drop the silent. If the tracker itself slept (a closed laptop), that was no silence of the nodes."""
+        slept_s = 0.0 if self._ticked_at is None else now - self._ticked_at
+        self._ticked_at = now
+        if slept_s >= self._silence_s_max:
+            for node in self._nodes.values():
+                node.heard_at = now
+        self._departed.forget_old(now)
+        self._superseded.forget_old(now)
+        self._forget_models(now)
+        silent = [node for node in self._nodes.values() if now - node.heard_at > self._silence_s_max]
+        return [self._remove(node, "lost", now) for node in silent]
+
+    def _forget_models(self, now: float) -> None:
+        forgotten = [
+            key for key, model in self._models.items()
+            if not model.nodes and now - model.emptied_at > DEPARTED_MEMORY_S
+        ]
+        for key in forgotten:
+            del self._models[key]

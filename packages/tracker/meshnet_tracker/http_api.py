@@ -1,0 +1,198 @@
+"""Every endpoint but the chat itself: models, health, the routing table, events, and what nodes say.
+
+Bodies and answers are encoded with msgspec; every error, the framework's own included, leaves in
+OpenAI's form through ``openai_errors``.
+"""
+
+import time
+from typing import Annotated, Any, Protocol, TypeVar
+
+import msgspec
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from meshnet_protocol.messages import Heartbeat, HeartbeatReply, Leave, Registration, RegistrationReply
+from meshnet_tracker.errors import MalformedRequestError, RegistrationRefusedError, TrackerError
+from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
+from meshnet_tracker.fleet import (
+    Fleet,
+    FleetEvent,
+    FleetNode,
+    HeartbeatReceived,
+    NodeLeft,
+    NodeRegistered,
+    ServedModel,
+)
+from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
+from meshnet_tracker.router import Router
+from meshnet_tracker.routing_stats import RouteStatsStore
+from meshnet_tracker.routing_table import routing_table
+from meshnet_tracker.settings import TrackerSettings
+
+NODE_BODY_BYTES_MAX = 1024 * 1024
+
+
+class TrackerParts(Protocol):
+    """What the endpoints need of the tracker."""
+
+    settings: TrackerSettings
+    fleet: Fleet
+    stats: RouteStatsStore
+    router: Router
+    events: EventLog
+
+    def handle(self, event: FleetEvent) -> None: ...
+
+
+M = TypeVar("M")
+
+
+def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
+    _add_error_handlers(app)
+    _add_model_endpoints(app, parts)
+    _add_observer_endpoints(app, parts)
+    _add_node_endpoints(app, parts)
+
+
+def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
+    created = int(time.time())
+
+    @app.get("/v1/models")
+    def list_models() -> Response:
+        names = dict.fromkeys(model.card.name for model in _live_models(parts))
+        return _json({"object": "list", "data": [_model_object(name, created) for name in names]})
+
+    @app.get("/v1/models/{model_id:path}")
+    def get_model(model_id: str) -> Response:
+        return _json(_model_object(parts.router.resolve_model(model_id).card.name, created))
+
+    @app.get("/health")
+    def health() -> Response:
+        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with."""
+        models = _live_models(parts)
+        is_ready = any(parts.router.candidates(model) for model in models)
+        names = list(dict.fromkeys(model.card.name for model in models))
+        return _json({"status": "ok", "models": names, "ready": is_ready})
+
+
+def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
+    @app.get("/v1/routing")
+    def routing(model: str | None = None) -> Response:
+        models = _live_models(parts) if model is None else [parts.router.resolve_model(model)]
+        return _json(routing_table(parts.router, parts.stats, models, time.monotonic()))
+
+    @app.get("/v1/events")
+    def events(
+        after: Annotated[int, Query(ge=0)] = 0,
+        limit: Annotated[int, Query(ge=1, le=EVENTS_PER_READ_MAX)] = EVENTS_PER_READ_MAX,
+    ) -> Response:
+        """``next_after`` is what to ask with next time."""
+        found = parts.events.read(after=after, limit=limit)
+        next_after = found[-1]["id"] if found else parts.events.last_id
+        return _json({"events": found, "next_after": next_after})
+
+    @app.get("/v1/nodes")
+    def nodes() -> Response:
+        now = time.monotonic()
+        return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
+
+
+def _add_node_endpoints(app: FastAPI, parts: TrackerParts) -> None:
+    @app.post("/v1/nodes/register")
+    async def register(request: Request) -> Response:
+        registration = await _read(request, Registration)
+        parts.handle(NodeRegistered(registration))
+        return _json(
+            RegistrationReply(
+                node_id=registration.node_id,
+                heartbeat_period_s=parts.settings.heartbeat_period_s,
+                wanted_entry_layers=parts.fleet.wanted_entry_layers(registration.node_id),
+            )
+        )
+
+    @app.post("/v1/nodes/heartbeat")
+    async def heartbeat(request: Request) -> Response:
+        beat = await _read(request, Heartbeat)
+        if not parts.fleet.is_known(beat.node_id, beat.incarnation):
+            return _json(HeartbeatReply(is_known=False))
+        parts.handle(HeartbeatReceived(beat))
+        return _json(
+            HeartbeatReply(is_known=True, wanted_entry_layers=parts.fleet.wanted_entry_layers(beat.node_id))
+        )
+
+    @app.post("/v1/nodes/leave")
+    async def leave(request: Request) -> Response:
+        parts.handle(NodeLeft(await _read(request, Leave)))
+        return _json({})
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(TrackerError)
+    async def tracker_error(_: Request, error: TrackerError) -> Response:
+        return _error(to_http(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def bad_query(_: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        name = str(first["loc"][-1])
+        return _error(to_http(MalformedRequestError(f"'{name}': {first['msg']}.", param=name)))
+
+    @app.exception_handler(HTTPException)
+    async def no_such_endpoint(request: Request, error: HTTPException) -> Response:
+        path = request.url.path
+        if error.status_code == 404:
+            return _error(unknown_path(path))
+        if error.status_code == 405:
+            return _error(wrong_method(request.method, path, allowed=(error.headers or {}).get("Allow", "")))
+        return _error(HttpError(error.status_code, error_object(str(error.detail), kind="invalid_request_error")))
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> Response:
+        return _error(to_http(error))
+
+
+async def _read(request: Request, kind: type[M]) -> M:
+    """Raises RegistrationRefusedError if the body is not a ``kind``."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > NODE_BODY_BYTES_MAX:
+            raise RegistrationRefusedError(f"the body exceeds {NODE_BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(body, type=kind)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RegistrationRefusedError(f"not a {kind.__name__}: {error}") from error
+
+
+def _live_models(parts: TrackerParts) -> list[ServedModel]:
+    return [model for model in parts.fleet.models() if model.nodes]
+
+
+def _model_object(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "meshnet"}
+
+
+def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
+    state = "draining" if node.is_draining else "suspected" if node.is_suspected else "ready"
+    return {
+        "node_id": node.node_id,
+        "model": node.model_key,
+        "shard": str(node.shard),
+        "state": state,
+        "url": node.registration.url,
+        "entry_layers": sorted(node.entry_layers),
+        "wanted_entry_layers": fleet.wanted_entry_layers(node.node_id),
+        "queue_depth": node.queue_depth,
+        "slots": node.registration.slots,
+        "layer_tokens_per_s": node.layer_tokens_per_s,
+        "heartbeat_age_s": max(0.0, now - node.heard_at),
+    }
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def _error(error: HttpError) -> Response:
+    return Response(error.body(), error.status, headers=dict(error.headers), media_type="application/json")

@@ -1,0 +1,105 @@
+"""The one place where the tracker's errors become HTTP, in the shape OpenAI's clients parse.
+
+Every error body is ``{"error": {"message", "type", "param", "code"}}``; ``code`` is a string or null.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from meshnet_tracker.errors import (
+    BodyTooLargeError,
+    ClientError,
+    InvalidRouteError,
+    MalformedRequestError,
+    MeshError,
+    NodeLostError,
+    NoRouteError,
+    OverloadedError,
+    RefusedByHeadError,
+    RegistrationConflictError,
+    RegistrationRefusedError,
+    RouteUnavailableError,
+    UnknownModelError,
+)
+
+RETRY_AFTER_S = 1
+_INVALID = "invalid_request_error"
+_SERVER = "server_error"
+
+# The first entry whose class matches wins, so the more special classes stand first.
+_TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (BodyTooLargeError, 413, _INVALID, None),
+    (UnknownModelError, 404, _INVALID, "model_not_found"),
+    (InvalidRouteError, 400, _INVALID, "invalid_route"),
+    (ClientError, 400, _INVALID, None),
+    (NoRouteError, 503, _SERVER, "no_route"),
+    (RouteUnavailableError, 503, _SERVER, "route_unavailable"),
+    (NodeLostError, 503, _SERVER, "node_lost"),
+    (OverloadedError, 503, _SERVER, "overloaded"),
+    (RegistrationConflictError, 409, _INVALID, "registration_conflict"),
+    (RegistrationRefusedError, 400, _INVALID, "registration_refused"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """An error as it goes over the wire; ``error`` is the inner object of the body."""
+
+    status: int
+    error: Mapping[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> bytes:
+        return msgspec.json.encode({"error": self.error})
+
+
+def error_object(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": param, "code": code}
+
+
+def to_http(error: Exception) -> HttpError:
+    """Status, body and headers of any exception; one that is not ours becomes a 500 that gives nothing away."""
+    if isinstance(error, RefusedByHeadError):
+        return HttpError(error.status, _complete(error.error))
+    for kind, status, type_name, code in _TABLE:
+        if isinstance(error, kind):
+            return HttpError(
+                status,
+                error_object(
+                    str(error),
+                    kind=type_name,
+                    param=getattr(error, "param", None),
+                    code=error.code if isinstance(error, MalformedRequestError) else code,
+                ),
+                {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, MeshError) else {},
+            )
+    return HttpError(500, error_object("The tracker failed to handle this request.", kind=_SERVER))
+
+
+def unknown_path(path: str) -> HttpError:
+    return HttpError(404, error_object(f"Unknown path {path!r}.", kind=_INVALID, code="unknown_url"))
+
+
+def wrong_method(method: str, path: str, *, allowed: str) -> HttpError:
+    return HttpError(
+        405,
+        error_object(f"{path} does not take {method}.", kind=_INVALID, code="method_not_allowed"),
+        {"allow": allowed},
+    )
+
+
+def foreign_origin(origin: str) -> HttpError:
+    return HttpError(403, error_object(f"This endpoint does not answer pages of {origin!r}.", kind=_INVALID))
+
+
+def _complete(error: Mapping[str, Any]) -> dict[str, Any]:
+    """A head's error object with all four fields, whatever the head left out."""
+    return error_object(
+        str(error.get("message", "")),
+        kind=str(error.get("type") or _INVALID),
+        param=error.get("param"),
+        code=None if error.get("code") is None else str(error["code"]),
+    )

@@ -1,0 +1,249 @@
+"""The path every chat takes, from the client's request to the last byte of its answer. Read this first.
+
+    parse ──> model ──> choose a route, which reserves it ──> post to the route's own head ──> relay
+                              ^                                          │
+                              └── before the client saw any text: ───────┘
+                                  another route, up to three in all
+
+What always holds, however a chat ends: its reservation is given back, the head's connection is released
+(a client that leaves cancels it), there is exactly one outcome and one ``chat finished`` event, and at
+most one sample: of the one attempt that ran from start to end.
+
+``ChatProxy`` is a bare ASGI endpoint, because this is the hot path: the framework in front of the other
+endpoints would cost more than all that happens here.
+"""
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable
+from random import Random
+
+import aiohttp
+import msgspec
+import structlog
+
+from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, NodeId, SessionId, Signature
+from meshnet_protocol.messages import HeadRequest, RoutePlan
+from meshnet_tracker.asgi import Headers, Receive, Scope, Send, bounded_send, read_body, wait_until_gone
+from meshnet_tracker.chat import Chat, Outcome, outcome_of
+from meshnet_tracker.chat_reply import ChatReply, ReplyIdentity, StreamedReply, WholeReply
+from meshnet_tracker.errors import (
+    AttemptFailedError,
+    ClientGoneError,
+    NodeLostError,
+    NoRouteError,
+    OverloadedError,
+    TrackerError,
+)
+from meshnet_tracker.events import EventLog
+from meshnet_tracker.head_client import open_chat
+from meshnet_tracker.openai_errors import to_http
+from meshnet_tracker.openai_schema import parse_chat
+from meshnet_tracker.router import RouteDecision, Router
+from meshnet_tracker.routing_stats import DecisionMode
+
+BODY_BYTES_MAX = 32 * 1024 * 1024
+ATTEMPTS_MAX = 3
+
+_log = structlog.get_logger("meshnet.tracker")
+
+
+class ChatProxy:
+    """``POST /v1/chat/completions``. ``suspect`` is told of nodes whose connection broke."""
+
+    def __init__(
+        self,
+        *,
+        router: Router,
+        events: EventLog,
+        suspect: Callable[[NodeId], None],
+        seed_rng: Random,
+        comment_period_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.session: aiohttp.ClientSession | None = None
+        """Set while the server runs; whoever opened it closes it."""
+        self._router = router
+        self._events = events
+        self._suspect = suspect
+        self._seed_rng = seed_rng
+        self._comment_period_s = comment_period_s
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._running: dict[int, tuple[RouteDecision, asyncio.Timeout]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
+        chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock())
+        try:
+            await self._serve(chat, receive, bounded_send(send))
+        except* ClientGoneError:
+            chat.outcome = Outcome.CLIENT_GONE
+        finally:
+            self._events.append("chat finished", **chat.summary(self._clock()))
+
+    async def relay_chat(self, chat: Chat, reply: ChatReply) -> None:
+        """Run an understood chat on one route after another, until one answers it or the client has seen text.
+
+        Raises what the client must be told: RefusedByHeadError, NoRouteError, NodeLostError, ...
+        """
+        failed: set[Signature] = set()
+        failure: AttemptFailedError | None = None
+        while len(failed) < ATTEMPTS_MAX and not reply.is_committed:
+            decision = self._choose(chat, failed, failure)
+            try:
+                await self._attempt(chat, reply, decision)
+                return
+            except AttemptFailedError as error:
+                failure = error
+                failed.add(decision.signature)
+                self._note_failure(chat, decision, error)
+                if decision.mode is DecisionMode.PINNED:
+                    break
+            finally:
+                self._router.release(decision)
+        assert failure is not None
+        raise _lost(failure) from failure
+
+    def cut_off(self, node_id: NodeId) -> None:
+        """The node is dead: end the attempts that wait for it, however silently it went."""
+        for decision, deadline in self._running.values():
+            if node_id in decision.route.node_ids and not deadline.expired():
+                deadline.reschedule(asyncio.get_running_loop().time())
+
+    async def _serve(self, chat: Chat, receive: Receive, send: Send) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            companions: list[asyncio.Task[None]] = []
+            reply: ChatReply | None = None
+            try:
+                body = await read_body(receive, bytes_max=BODY_BYTES_MAX)
+                companions.append(tasks.create_task(_raise_when_gone(receive)))
+                reply = self._understand(chat, body, send)
+                if isinstance(reply, StreamedReply):
+                    companions.append(tasks.create_task(reply.keep_alive(self._comment_period_s)))
+                await self.relay_chat(chat, reply)
+            except ClientGoneError:
+                raise
+            except Exception as error:
+                await self._tell(chat, error, reply or WholeReply(send, None))
+            finally:
+                for companion in companions:
+                    companion.cancel()
+
+    def _understand(self, chat: Chat, body: bytes, send: Send) -> ChatReply:
+        """Parse the request and find its model. Raises ClientError."""
+        chat.call = parse_chat(body, seed_rng=self._seed_rng)
+        chat.model = self._router.resolve_model(chat.call.model)
+        card = chat.model.card
+        identity = ReplyIdentity(
+            id=f"chatcmpl-{uuid.uuid4().hex}",
+            created=int(self._wall_clock()),
+            model=card.name,
+            system_fingerprint=f"fp_{card.fingerprint[:FINGERPRINT_SHORT_CHARS]}",
+        )
+        if not chat.call.is_stream:
+            return WholeReply(send, identity)
+        return StreamedReply(send, identity, includes_usage=chat.call.includes_usage, clock=self._clock)
+
+    def _choose(self, chat: Chat, failed: set[Signature], failure: AttemptFailedError | None) -> RouteDecision:
+        """A reserved route. Where none is left, what broke the last one tells more than that."""
+        assert chat.model is not None and chat.call is not None
+        try:
+            return self._router.choose(chat.model, pinned=chat.call.pinned, exclude=failed, now=self._clock())
+        except NoRouteError as error:
+            raise (_lost(failure) if failure else error) from failure
+
+    async def _attempt(self, chat: Chat, reply: ChatReply, decision: RouteDecision) -> None:
+        """Raises AttemptFailedError if another route may still serve the chat."""
+        chat.begin_attempt(decision, self._clock())
+        reply.restart()
+        request = self._plan(chat, decision)
+        try:
+            async with asyncio.timeout(None) as deadline:
+                self._running[decision.reservation] = (decision, deadline)
+                await self._relay_from_head(chat, reply, decision, request)
+        except TimeoutError as error:
+            raise AttemptFailedError("a node of the route has died") from error
+        finally:
+            del self._running[decision.reservation]
+        self._learn(chat, decision)
+        assert chat.finish_reason is not None
+        await reply.finish(chat.finish_reason, chat.usage)
+
+    async def _relay_from_head(
+        self, chat: Chat, reply: ChatReply, decision: RouteDecision, request: HeadRequest
+    ) -> None:
+        assert self.session is not None, "the proxy serves only while its session is open"
+        head = decision.planned_hops[0]
+        async with open_chat(self.session, head, request) as events:
+            await reply.accept(_route_header(decision))
+            async for event in events:
+                text = chat.take(event, self._clock())
+                if text:
+                    await reply.write(text)
+        if chat.finish_reason is None:
+            raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
+        chat.complete(self._clock())
+
+    def _plan(self, chat: Chat, decision: RouteDecision) -> HeadRequest:
+        """The request as the head gets it. Announces the route: from here on it is what the chat runs on."""
+        assert chat.model is not None and chat.call is not None
+        session_id = SessionId(uuid.uuid4().hex)
+        self._events.append(
+            "proxy route selected",
+            request_id=chat.request_id,
+            session=session_id,
+            model=chat.model.model_key,
+            mode=decision.mode.value,
+            reason=decision.reason,
+            signature=decision.signature,
+            hops=[
+                {"node_id": hop.node_id, "start_layer": hop.start_layer, "end_layer": hop.end_layer}
+                for hop in decision.planned_hops
+            ],
+        )
+        plan = RoutePlan(session_id=session_id, model_key=chat.model.model_key, hops=decision.planned_hops)
+        return msgspec.structs.replace(chat.call.head_request, model=chat.model.card.name, meshnet=plan)
+
+    def _learn(self, chat: Chat, decision: RouteDecision) -> None:
+        """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
+        if chat.outcome is not Outcome.COMPLETED or chat.run_s is None:
+            return
+        chat.is_sampled = self._router.observe(
+            decision, completion_tokens=chat.usage.completion_tokens, seconds=chat.run_s, now=self._clock()
+        )
+
+    def _note_failure(self, chat: Chat, decision: RouteDecision, error: AttemptFailedError) -> None:
+        suspects = [node_id for node_id in error.suspects if node_id in decision.route.node_ids]
+        self._events.append(
+            "route failed",
+            request_id=chat.request_id,
+            signature=decision.signature,
+            error=str(error),
+            suspects=suspects,
+        )
+        for node_id in suspects:
+            self._suspect(node_id)
+
+    async def _tell(self, chat: Chat, error: Exception, reply: ChatReply) -> None:
+        chat.outcome = outcome_of(error)
+        if not isinstance(error, TrackerError):
+            _log.error("chat failed by a bug of the tracker", request_id=chat.request_id, exc_info=error)
+        await reply.fail(to_http(error), _route_header(chat.decision) if chat.decision else ())
+
+
+async def _raise_when_gone(receive: Receive) -> None:
+    await wait_until_gone(receive)
+    raise ClientGoneError("the client closed its connection")
+
+
+def _lost(failure: AttemptFailedError) -> OverloadedError | NodeLostError:
+    if failure.is_overload:
+        return OverloadedError(f"Every route that was tried is full: {failure}.")
+    return NodeLostError(f"The chat was lost with its node, and no other route is left: {failure}.")
+
+
+def _route_header(decision: RouteDecision) -> Headers:
+    return ((b"x-meshnet-route", decision.signature.encode()),)

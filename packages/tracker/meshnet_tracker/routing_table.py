@@ -1,0 +1,71 @@
+"""The learned routes as ``GET /v1/routing`` shows them: beliefs, shares and load of every candidate.
+
+Strict JSON: null wherever nothing is known, never NaN or infinity.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from meshnet_tracker.candidates import Candidate
+from meshnet_tracker.fleet import ServedModel
+from meshnet_tracker.router import Router
+from meshnet_tracker.routing_stats import ArmStatus, ArmView, RouteStatsStore, expected_shares
+
+POLICY = "proportional"
+
+
+def routing_table(router: Router, stats: RouteStatsStore, models: Sequence[ServedModel], now: float) -> dict[str, Any]:
+    """``{"config": ..., "models": [{"model", "epoch", "candidates": [...]}]}``, best prior first."""
+    config = router.config
+    return {
+        "config": {
+            "policy": POLICY,
+            "explore_share": config.explore_share,
+            "weight_alpha": config.weight_alpha,
+            "stats_half_life_s": config.stats_half_life_s,
+            "min_sample_tokens": config.min_sample_tokens,
+        },
+        "models": [_model_entry(router, stats, model, now) for model in models],
+    }
+
+
+def _model_entry(router: Router, stats: RouteStatsStore, model: ServedModel, now: float) -> dict[str, Any]:
+    candidates = router.candidates(model)
+    views = {c.signature: stats.view(c.model_key, c.signature, now) for c in candidates}
+    expected = expected_shares(candidates, stats, router.config, now)
+    actual = router.actual_shares(model.model_key, now)
+    best_tps = max((v.tps for v in views.values() if v.status is ArmStatus.PROVEN and v.tps), default=None)
+    entries = [
+        _candidate_entry(candidate, views[candidate.signature], best_tps)
+        | {
+            "expected_share": expected[candidate.signature],
+            "actual_share": actual.get(candidate.signature, 0.0) if actual else None,
+            "in_flight": router.in_flight(candidate.signature),
+        }
+        for candidate in candidates
+    ]
+    return {"model": model.model_key, "epoch": stats.epoch(model.model_key), "candidates": entries}
+
+
+def _candidate_entry(candidate: Candidate, view: ArmView, best_tps: float | None) -> dict[str, Any]:
+    return {
+        "signature": candidate.signature,
+        "hops": [
+            {
+                "node_id": hop.node_id,
+                "shard": str(hop.shard),
+                "start_layer": hop.start_layer,
+                "end_layer": hop.end_layer,
+            }
+            for hop in candidate.route.hops
+        ],
+        "status": view.status.value,
+        "tps": view.tps,
+        "coefficient": view.tps / best_tps if view.tps and best_tps else None,
+        "samples": view.sample_count,
+        "weight": view.mass,
+        "prior_tps": candidate.prior_tps,
+        "last_sample_age_s": view.last_sample_age_s,
+    }
+
+

@@ -1,0 +1,177 @@
+"""The composition root: makes every part of the tracker, joins them, and runs them under one server.
+
+Only here meet the clock, the dice, the sockets and the parts that decide. ``TrackerServer.handle`` is the
+one way in for everything about nodes; it carries out the fleet's effects.
+"""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import assert_never
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from meshnet_protocol.ids import ModelKey, NodeId
+from meshnet_tracker.app import TrackerApp
+from meshnet_tracker.candidates import Candidate, explain_no_route
+from meshnet_tracker.errors import NoRouteError
+from meshnet_tracker.events import EventLog
+from meshnet_tracker.fleet import (
+    Fleet,
+    FleetEffect,
+    FleetEvent,
+    NodeNoted,
+    NodeSuspected,
+    Tick,
+    TopologyChanged,
+)
+from meshnet_tracker.head_client import open_session
+from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.proxy import ChatProxy
+from meshnet_tracker.router import Router
+from meshnet_tracker.routing_stats import RouteStatsStore
+from meshnet_tracker.settings import TrackerSettings
+
+SHUTDOWN_S_MAX = 10
+LISTEN_BACKLOG = 2048
+TICKS_PER_HEARTBEAT = 2
+
+_log = structlog.get_logger("meshnet.tracker")
+
+
+class TrackerServer:
+    """One tracker. ``app`` is its ASGI application."""
+
+    def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
+        self.settings = settings
+        self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
+        self.stats = RouteStatsStore(settings.routing)
+        self.router = Router(
+            fleet=self.fleet, stats=self.stats, config=settings.routing, rng=route_rng or Random()
+        )
+        self.events = EventLog(wall_clock=time.time)
+        self.proxy = ChatProxy(
+            router=self.router,
+            events=self.events,
+            suspect=lambda node_id: self.handle(NodeSuspected(node_id)),
+            seed_rng=Random(),
+            comment_period_s=settings.comment_period_s,
+        )
+        rest = FastAPI(title="meshnet tracker", lifespan=self._lifespan, redirect_slashes=False)
+        add_endpoints(rest, self)
+        self.app = TrackerApp(chat=self.proxy, rest=rest)
+
+    @property
+    def route_rng(self) -> Random:
+        """The dice that choose routes. Seed it, or put another in its place, to make choices repeatable."""
+        return self.router.rng
+
+    @route_rng.setter
+    def route_rng(self, rng: Random) -> None:
+        self.router.rng = rng
+
+    def handle(self, event: FleetEvent) -> None:
+        """Tell the fleet and carry out what follows. Raises RegistrationRefusedError."""
+        for effect in self.fleet.handle(event, time.monotonic()):
+            self._carry_out(effect)
+
+    def _enumerate_routes(self, model_key: ModelKey) -> tuple[Candidate, ...]:
+        """The candidates the next request chooses among. Raises NoRouteError, naming the missing layers."""
+        model = self.fleet.model(model_key)
+        if model is None:
+            raise NoRouteError(f"model {model_key} is not known")
+        candidates = self.router.candidates(model)
+        if not candidates:
+            raise NoRouteError(explain_no_route(model))
+        return candidates
+
+    def _carry_out(self, effect: FleetEffect) -> None:
+        match effect:
+            case TopologyChanged(model_key, reason, node_id):
+                epoch = self.stats.bump_epoch(model_key)
+                self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
+                self._cut_off_if_lost(node_id, reason)
+            case NodeNoted(model_key, reason, node_id):
+                epoch = self.stats.epoch(model_key)
+                self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
+                self._cut_off_if_lost(node_id, reason)
+            case _:
+                assert_never(effect)
+
+    def _cut_off_if_lost(self, node_id: NodeId, reason: str) -> None:
+        if reason == "lost":
+            self.proxy.cut_off(node_id)
+
+    @asynccontextmanager
+    async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
+        async with open_session() as session, asyncio.TaskGroup() as tasks:
+            self.proxy.session = session
+            ticker = tasks.create_task(self._tick_forever())
+            yield
+            ticker.cancel()
+
+    async def _tick_forever(self) -> None:
+        while True:
+            self.handle(Tick())
+            self.router.prune(time.monotonic())
+            await asyncio.sleep(self.settings.heartbeat_period_s / TICKS_PER_HEARTBEAT)
+
+
+def listen(settings: TrackerSettings) -> socket.socket:
+    """A listening socket, so that the port is known, and connections wait, before the server runs.
+
+    Raises OSError if the address is taken.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(LISTEN_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
+    return uvicorn.Server(
+        uvicorn.Config(
+            tracker.app,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_graceful_shutdown=SHUTDOWN_S_MAX,
+        )
+    )
+
+
+def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then let running chats end within ``SHUTDOWN_S_MAX`` seconds.
+
+    ``on_listening`` is told the base URL. Raises SystemExit with one line of text if the port is taken.
+    """
+    try:
+        listener = listen(settings)
+    except OSError as error:
+        raise SystemExit(
+            f"meshnet tracker: cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
+        ) from error
+    with listener:
+        _log.info("tracker listening", url=url_of(listener))
+        if on_listening is not None:
+            on_listening(url_of(listener))
+        make_http_server(TrackerServer(settings)).run(sockets=[listener])

@@ -1,0 +1,48 @@
+"""Everything that can be set on a tracker, checked once where it is made."""
+
+import math
+from dataclasses import dataclass
+
+from meshnet_tracker.errors import SettingsError
+from meshnet_tracker.routing_stats import RoutingConfig
+
+HEARTBEAT_PERIOD_S_MIN = 0.01
+PORT_MAX = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerSettings:
+    """Raises SettingsError, naming setting and value, if one is out of its range. Port 0: any free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8090
+    heartbeat_period_s: float = 1.0
+    """What nodes are told; a node that misses three in a row is lost."""
+    route_explore_share: float = 0.3
+    route_weight_alpha: float = 1.0
+    route_stats_half_life_s: float = 600.0
+    route_min_sample_tokens: int = 8
+    comment_period_s: float = 10.0
+    """How long a client's stream may be silent before a comment says that somebody is still there."""
+
+    def __post_init__(self) -> None:
+        if not self.host:
+            raise SettingsError("host must not be empty")
+        if not 0 <= self.port <= PORT_MAX:
+            raise SettingsError(f"port must be between 0 and {PORT_MAX}, got {self.port}")
+        if not HEARTBEAT_PERIOD_S_MIN <= self.heartbeat_period_s < math.inf:
+            raise SettingsError(
+                f"heartbeat period must be at least {HEARTBEAT_PERIOD_S_MIN} seconds, got {self.heartbeat_period_s}"
+            )
+        if not 0 < self.comment_period_s < math.inf:
+            raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
+        _ = self.routing
+
+    @property
+    def routing(self) -> RoutingConfig:
+        return RoutingConfig(
+            explore_share=self.route_explore_share,
+            weight_alpha=self.route_weight_alpha,
+            stats_half_life_s=self.route_stats_half_life_s,
+            min_sample_tokens=self.route_min_sample_tokens,
+        )

@@ -1,0 +1,72 @@
+"""The command line tells people what they can do and, in one line, what they did wrong."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def meshnet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "meshnet_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | environment,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", ["tracker", "node", "status", "chat", "demo"])
+def test_every_command_explains_itself_and_names_its_environment_variables(command: str) -> None:
+    done = meshnet(command, "--help")
+
+    assert done.returncode == 0
+    assert "MESHNET_" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["node", "--model", "smollm2", "--layers", "5-3"], "first <= last"),
+        (["node", "--model", "smollm2", "--layers", "all"], "0-16"),
+        (["node", "--model", "smollm2", "--tracker", "nowhere"], "base URL"),
+        (["node", "--model", "smollm2", "--threads", "0"], "--threads"),
+        (["node", "--model", "/no/such/model.gguf"], "/no/such/model.gguf"),
+        (["node", "--model", "smollm2", "--layers", "0-99"], "0-29"),
+        (["node"], "--model"),
+        (["tracker", "--route-explore-share", "1.5"], "--route-explore-share"),
+        (["tracker", "--route-weight-alpha", "-1"], "--route-weight-alpha"),
+        (["tracker", "--route-stats-half-life", "0"], "--route-stats-half-life"),
+        (["tracker", "--route-explore-share", "often"], "--route-explore-share"),
+        (["tracker", "--port", "99999"], "--port"),
+        (["status", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
+        (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_a_wrong_value_gets_one_line_that_says_which(arguments: list[str], complaint: str) -> None:
+    done = meshnet(*arguments)
+
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("meshnet: error: ")
+    assert complaint in last
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("MESHNET_ROUTE_EXPLORE_SHARE", "2"),
+        ("MESHNET_ROUTE_WEIGHT_ALPHA", "nan"),
+        ("MESHNET_ROUTE_STATS_HALF_LIFE", "-5"),
+        ("MESHNET_ROUTE_MIN_SAMPLE_TOKENS", "-1"),
+    ],
+)
+def test_a_wrong_environment_variable_is_refused_like_a_wrong_flag(variable: str, value: str) -> None:
+    done = meshnet("tracker", "--port", "0", **{variable: value})
+
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: ")
