@@ -1,7 +1,7 @@
 """What the engine's tests share: chains of bare segments, chats through an engine, and tiny random models."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Chain:
             segments.append(Segment(cached_slice(model, layers, cache_dir), shape, settings))
         return cls(segments)
 
-    def run(self, rows: dict[int, Sequence[int]]) -> dict[int, FloatRows]:
+    def run(self, rows: Mapping[int, Sequence[int]]) -> dict[int, FloatRows]:
         """Last-row logits of each slot after these token ids, the same number for each slot."""
         hidden: dict[int, FloatRows | None] = dict.fromkeys(rows)
         logits: dict[int, FloatRows] = {}

@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFWriter
-from node.engine_helpers import Chain, Talk, generate_together, options, write_tiny_model
 
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.segment import FloatRows
 from meshnet_node.engine.thread import Engine
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Sampling
+from node.engine_helpers import Chain, Talk, generate_together, options, write_tiny_model
 
 LONG_PROMPT_TOKENS = 230
 NEW_TOKENS = 42

@@ -3,18 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 Json = Mapping[str, Any]
 
+ROUTE_COLUMN_CHARS_MIN = 16
 STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "decayed": "dim"}
 
 
 def routes_table(model: Json) -> Table:
     """The learned routes of one model, best first, as ``GET /v1/routing`` lists them."""
-    table = Table(title=f"{model['model']}, epoch {model['epoch']}", title_justify="left", expand=False)
-    table.add_column("route", overflow="fold")
-    for column in ("status", "tok/s", "coefficient", "expected", "actual", "samples", "weight", "in flight"):
+    table = Table(title=f"{model['model']}, epoch {model['epoch']}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    table.add_column("route", overflow="fold", min_width=ROUTE_COLUMN_CHARS_MIN)
+    for column in ("status", "tok/s", "coeff.", "expect", "actual", "samples", "weight", "busy"):
         table.add_column(column, justify="right", no_wrap=True)
     for arm in model["candidates"]:
         style = STATUS_STYLES.get(arm["status"], "")
@@ -34,7 +36,7 @@ def routes_table(model: Json) -> Table:
 
 def nodes_table(nodes: Sequence[Json]) -> Table:
     """Who holds which layers, as ``GET /v1/nodes`` lists them."""
-    table = Table(title="nodes", title_justify="left", expand=False)
+    table = Table(title="nodes", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
     for column in ("node", "model", "layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
         table.add_column(column, justify="left" if column in ("node", "model") else "right", overflow="fold")
     for node in nodes:

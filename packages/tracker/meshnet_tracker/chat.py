@@ -46,6 +46,13 @@ class Chat:
     reported_usage: Usage | None = None
     timings: tuple[HopTiming, ...] = ()
 
+    @property
+    def understood(self) -> tuple[ChatCall, ServedModel]:
+        """What is asked, and of which model: known as soon as the request is parsed."""
+        assert self.call is not None
+        assert self.model is not None
+        return self.call, self.model
+
     def begin_attempt(self, decision: RouteDecision, now: float) -> None:
         self.decision = decision
         self.attempts += 1
@@ -72,9 +79,9 @@ class Chat:
 
     def complete(self, now: float) -> None:
         """The head's last byte is here."""
-        assert self.call is not None
+        call, _ = self.understood
         self.last_byte_at = now
-        is_token_due = self.call.head_request.max_tokens != 0
+        is_token_due = call.head_request.max_tokens != 0
         is_empty = is_token_due and not self.usage.completion_tokens
         self.outcome = Outcome.DEGENERATE if is_empty else Outcome.COMPLETED
 

@@ -232,7 +232,9 @@ class Fleet:
             )
         holder = self._nodes.get(registration.node_id)
         if holder is not None and holder.registration.wallet != registration.wallet:
-            raise RegistrationConflictError(f"node id {registration.node_id} belongs to another wallet: rename the instance")
+            raise RegistrationConflictError(
+                f"node id {registration.node_id} belongs to another wallet: rename the instance"
+            )
         if registration.incarnation in self._superseded:
             raise RegistrationConflictError(
                 f"a newer process has registered as instance {registration.instance!r} of this wallet: "

@@ -1,7 +1,8 @@
 """Every endpoint but the chat itself: models, health, the routing table, events, and what nodes say.
 
-Bodies and answers are encoded with msgspec; every error, the framework's own included, leaves in
-OpenAI's form through ``openai_errors``.
+All of them are coroutines although most never wait: the framework would run plain functions in threads,
+and the tracker's state belongs to the event loop. Bodies and answers are encoded with msgspec; every
+error, the framework's own included, leaves in OpenAI's form through ``openai_errors``.
 """
 
 import time
@@ -59,16 +60,16 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     created = int(time.time())
 
     @app.get("/v1/models")
-    def list_models() -> Response:
+    async def list_models() -> Response:
         names = dict.fromkeys(model.card.name for model in _live_models(parts))
         return _json({"object": "list", "data": [_model_object(name, created) for name in names]})
 
     @app.get("/v1/models/{model_id:path}")
-    def get_model(model_id: str) -> Response:
+    async def get_model(model_id: str) -> Response:
         return _json(_model_object(parts.router.resolve_model(model_id).card.name, created))
 
     @app.get("/health")
-    def health() -> Response:
+    async def health() -> Response:
         """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with."""
         models = _live_models(parts)
         is_ready = any(parts.router.candidates(model) for model in models)
@@ -78,12 +79,12 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
 
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/routing")
-    def routing(model: str | None = None) -> Response:
+    async def routing(model: str | None = None) -> Response:
         models = _live_models(parts) if model is None else [parts.router.resolve_model(model)]
         return _json(routing_table(parts.router, parts.stats, models, time.monotonic()))
 
     @app.get("/v1/events")
-    def events(
+    async def events(
         after: Annotated[int, Query(ge=0)] = 0,
         limit: Annotated[int, Query(ge=1, le=EVENTS_PER_READ_MAX)] = EVENTS_PER_READ_MAX,
     ) -> Response:
@@ -93,7 +94,7 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         return _json({"events": found, "next_after": next_after})
 
     @app.get("/v1/nodes")
-    def nodes() -> Response:
+    async def nodes() -> Response:
         now = time.monotonic()
         return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
 

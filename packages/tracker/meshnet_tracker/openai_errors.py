@@ -96,10 +96,10 @@ def foreign_origin(origin: str) -> HttpError:
 
 
 def _complete(error: Mapping[str, Any]) -> dict[str, Any]:
-    """A head's error object with all four fields, whatever the head left out."""
+    """A head's error object in our words: all four fields, and the type that clients know."""
     return error_object(
         str(error.get("message", "")),
-        kind=str(error.get("type") or _INVALID),
+        kind=_INVALID,
         param=error.get("param"),
         code=None if error.get("code") is None else str(error["code"]),
     )

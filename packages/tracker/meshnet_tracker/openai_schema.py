@@ -18,7 +18,8 @@ from meshnet_protocol.messages import HeadRequest
 from meshnet_tracker.errors import InvalidRouteError, MalformedRequestError
 
 SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
-DRAWN_SEED_BITS = 53  # Every JSON reader holds it exactly, so that a person can copy it from an event and repeat a chat.
+# Every JSON reader holds 53 bits exactly, so that a seed can be copied from an event to repeat a chat.
+DRAWN_SEED_BITS = 53
 TOKENS_MAX = 2**31 - 1
 ROUTE_HOPS_MAX = 1000
 ROLES = {"system", "developer", "user", "assistant", "tool", "function"}

@@ -149,9 +149,9 @@ class ChatProxy:
 
     def _choose(self, chat: Chat, failed: set[Signature], failure: AttemptFailedError | None) -> RouteDecision:
         """A reserved route. Where none is left, what broke the last one tells more than that."""
-        assert chat.model is not None and chat.call is not None
+        call, model = chat.understood
         try:
-            return self._router.choose(chat.model, pinned=chat.call.pinned, exclude=failed, now=self._clock())
+            return self._router.choose(model, pinned=call.pinned, exclude=failed, now=self._clock())
         except NoRouteError as error:
             raise (_lost(failure) if failure else error) from failure
 
@@ -189,13 +189,13 @@ class ChatProxy:
 
     def _plan(self, chat: Chat, decision: RouteDecision) -> HeadRequest:
         """The request as the head gets it. Announces the route: from here on it is what the chat runs on."""
-        assert chat.model is not None and chat.call is not None
+        call, model = chat.understood
         session_id = SessionId(uuid.uuid4().hex)
         self._events.append(
             "proxy route selected",
             request_id=chat.request_id,
             session=session_id,
-            model=chat.model.model_key,
+            model=model.model_key,
             mode=decision.mode.value,
             reason=decision.reason,
             signature=decision.signature,
@@ -204,8 +204,8 @@ class ChatProxy:
                 for hop in decision.planned_hops
             ],
         )
-        plan = RoutePlan(session_id=session_id, model_key=chat.model.model_key, hops=decision.planned_hops)
-        return msgspec.structs.replace(chat.call.head_request, model=chat.model.card.name, meshnet=plan)
+        plan = RoutePlan(session_id=session_id, model_key=model.model_key, hops=decision.planned_hops)
+        return msgspec.structs.replace(call.head_request, model=model.card.name, meshnet=plan)
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""

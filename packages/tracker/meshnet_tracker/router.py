@@ -13,7 +13,7 @@ Where the bandit has nothing to say, a *greedy fallback* still serves the reques
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -21,7 +21,6 @@ from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.messages import PlannedHop
 from meshnet_protocol.routes import Route, chain_hops
 from meshnet_tracker.candidates import (
-    ROUTE_CANDIDATES_MAX,
     Candidate,
     CandidateCache,
     explain_no_route,
@@ -72,13 +71,13 @@ class Router:
         stats: RouteStatsStore,
         config: RoutingConfig,
         rng: Random,
-        candidates_max: int = ROUTE_CANDIDATES_MAX,
+        enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
     ) -> None:
         self.rng = rng
         self.config = config
         self._fleet = fleet
         self._stats = stats
-        self._candidates = CandidateCache(limit=candidates_max)
+        self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
         self._reservations: dict[int, Signature] = {}
         self._in_flight: Counter[Signature] = Counter()
@@ -104,7 +103,8 @@ class Router:
         return max(matching, key=lambda m: (bool(self.candidates(m)), len(m.nodes), m.model_key))
 
     def candidates(self, model: ServedModel) -> tuple[Candidate, ...]:
-        return self._candidates.candidates(model)
+        """What the bandit chooses among, best prior first; empty if it has nothing to say."""
+        return self._enumerate_routes(model)
 
     def choose(
         self,

@@ -5,10 +5,11 @@ one way in for everything about nodes; it carries out the fleet's effects.
 """
 
 import asyncio
+import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
 from typing import assert_never
 
@@ -16,10 +17,9 @@ import structlog
 import uvicorn
 from fastapi import FastAPI
 
-from meshnet_protocol.ids import ModelKey, NodeId
+from meshnet_protocol.ids import NodeId
 from meshnet_tracker.app import TrackerApp
-from meshnet_tracker.candidates import Candidate, explain_no_route
-from meshnet_tracker.errors import NoRouteError
+from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.fleet import (
     Fleet,
@@ -27,6 +27,7 @@ from meshnet_tracker.fleet import (
     FleetEvent,
     NodeNoted,
     NodeSuspected,
+    ServedModel,
     Tick,
     TopologyChanged,
 )
@@ -51,8 +52,13 @@ class TrackerServer:
         self.settings = settings
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
+        self._candidates = CandidateCache(limit=settings.route_candidates_max)
         self.router = Router(
-            fleet=self.fleet, stats=self.stats, config=settings.routing, rng=route_rng or Random()
+            fleet=self.fleet,
+            stats=self.stats,
+            config=settings.routing,
+            rng=route_rng or Random(),
+            enumerate_routes=self._enumerate_routes,
         )
         self.events = EventLog(wall_clock=time.time)
         self.proxy = ChatProxy(
@@ -80,15 +86,9 @@ class TrackerServer:
         for effect in self.fleet.handle(event, time.monotonic()):
             self._carry_out(effect)
 
-    def _enumerate_routes(self, model_key: ModelKey) -> tuple[Candidate, ...]:
-        """The candidates the next request chooses among. Raises NoRouteError, naming the missing layers."""
-        model = self.fleet.model(model_key)
-        if model is None:
-            raise NoRouteError(f"model {model_key} is not known")
-        candidates = self.router.candidates(model)
-        if not candidates:
-            raise NoRouteError(explain_no_route(model))
-        return candidates
+    def _enumerate_routes(self, model: ServedModel) -> tuple[Candidate, ...]:
+        """What the next request of this model can choose among: the router asks here, once per choice."""
+        return self._candidates.candidates(model)
 
     def _carry_out(self, effect: FleetEffect) -> None:
         match effect:
@@ -160,9 +160,10 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
 
 
 def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then let running chats end within ``SHUTDOWN_S_MAX`` seconds.
+    """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
 
     ``on_listening`` is told the base URL. Raises SystemExit with one line of text if the port is taken.
+    Call it in the main thread.
     """
     try:
         listener = listen(settings)
@@ -170,8 +171,28 @@ def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None
         raise SystemExit(
             f"meshnet tracker: cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
         ) from error
-    with listener:
+    with listener, _quiet_signals():
         _log.info("tracker listening", url=url_of(listener))
         if on_listening is not None:
             on_listening(url_of(listener))
         make_http_server(TrackerServer(settings)).run(sockets=[listener])
+
+
+class _Stopped(Exception):  # noqa: N818 - nothing is wrong
+    """Somebody asked the process to end."""
+
+
+@contextmanager
+def _quiet_signals() -> Iterator[None]:
+    """A tracker that was asked to end has not failed: uvicorn raises its signals once more when it is done."""
+
+    def stop(*_: object) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        with suppress(_Stopped):
+            yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

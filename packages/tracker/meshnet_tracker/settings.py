@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 
+from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.routing_stats import RoutingConfig
 
@@ -22,6 +23,7 @@ class TrackerSettings:
     route_weight_alpha: float = 1.0
     route_stats_half_life_s: float = 600.0
     route_min_sample_tokens: int = 8
+    route_candidates_max: int = ROUTE_CANDIDATES_MAX
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
 
@@ -34,6 +36,8 @@ class TrackerSettings:
             raise SettingsError(
                 f"heartbeat period must be at least {HEARTBEAT_PERIOD_S_MIN} seconds, got {self.heartbeat_period_s}"
             )
+        if self.route_candidates_max < 1:
+            raise SettingsError(f"route candidates max must be at least 1, got {self.route_candidates_max}")
         if not 0 < self.comment_period_s < math.inf:
             raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
         _ = self.routing

@@ -18,7 +18,6 @@ from meshnet_cli.tracker_api import get_json
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
 LOOK_PERIOD_S = 0.2
-LOG_TAIL_CHARS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +29,9 @@ class Child:
     def check(self) -> None:
         """Raises CommandError with the end of the log if the process is no longer there."""
         if (code := self.process.poll()) is not None:
-            tail = self.log.read_text(errors="replace")[-LOG_TAIL_CHARS:].strip()
-            raise CommandError(f"the {self.name} ended with code {code}: {tail} (log: {self.log})")
+            lines = self.log.read_text(errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+            raise CommandError(f"the {self.name} ended with code {code}: {last} (log: {self.log})")
 
     def stop(self) -> None:
         if self.process.poll() is not None:

@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,8 @@ class ModelFile:
     context_tokens: int
     """What the model was trained for."""
     alignment: int
-    metadata: Mapping[str, MetadataValue]
-    tensors: Mapping[str, ReaderTensor]
+    metadata: Mapping[str, MetadataValue] = field(repr=False)
+    tensors: Mapping[str, ReaderTensor] = field(repr=False)
     general_name: str
 
     @classmethod

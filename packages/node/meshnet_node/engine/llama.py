@@ -11,7 +11,7 @@ import llama_cpp
 
 log = logging.getLogger("meshnet.llama")
 
-_ERROR_LEVEL = 3  # enum ggml_log_level
+_ERROR_LEVEL = 4  # enum ggml_log_level in ggml.h; the comment in the bindings is out of date
 _recent_errors: collections.deque[str] = collections.deque(maxlen=3)
 
 

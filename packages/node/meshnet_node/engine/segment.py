@@ -230,7 +230,7 @@ def _make_context(model: Any, path: Path, settings: SegmentSettings, tap: Hidden
     if not context:
         raise ModelFileError(
             f"llama.cpp cannot make {settings.slots} slots of {settings.context_tokens} tokens for {path}: "
-            f"{take_errors()}; try fewer --slots or a smaller --context"
+            f"{take_errors()}; try fewer --slots or a smaller --context-tokens"
         )
     return context
 

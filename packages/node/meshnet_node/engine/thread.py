@@ -66,15 +66,21 @@ class Engine:
 
     @classmethod
     def load(
-        cls, path: Path, shard: LayerRange, options: EngineOptions, *, entry_layers: frozenset[int] = frozenset()
+        cls,
+        path: Path,
+        shard: LayerRange | None,
+        options: EngineOptions,
+        *,
+        entry_layers: frozenset[int] = frozenset(),
     ) -> Self:
-        """Slice, load and start: blocks for as long as reading the shard's layers takes.
+        """Slice, load and start (None: all layers): blocks for as long as reading them takes.
 
         Raises ModelFileError, UnsupportedArchitectureError, LayersError.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         model = ModelFile.open(path)
         check_architecture(model)
+        shard = shard or LayerRange(0, model.layer_count - 1)
         model.check_range(shard)
         card = model.card(options.cache_dir)
         generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)

@@ -1,0 +1,202 @@
+"""Real stand-ins for tests of the tracker and of what talks to it: a head without a model, a tracker in-process.
+
+``FakeHead`` is a real HTTP server that speaks a head's side of ``messages.py``. What it answers, how it
+breaks and when it waits is set on it before or during a chat; nothing in it ever sleeps.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, WalletId
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import (
+    ChatChunk,
+    Choice,
+    Delta,
+    HeadReport,
+    HeadRequest,
+    HopTiming,
+    LayerSpan,
+    ModelCard,
+    Registration,
+    Usage,
+)
+from meshnet_tracker.fleet import NodeRegistered
+from meshnet_tracker.server import TrackerServer, listen, make_http_server, url_of
+from meshnet_tracker.settings import TrackerSettings
+from meshnet_tracker.sse import DONE, write_event
+
+PROMPT_TOKENS = 5
+TEN_PIECES = tuple(f"word{number} " for number in range(10))
+NO_HEARTBEATS_NEEDED_S = 60.0
+
+
+def make_card(*, name: str = "tiny", layer_count: int = 40) -> ModelCard:
+    return ModelCard(
+        name=name,
+        fingerprint="f00dfeedcafe",
+        architecture="llama",
+        layer_count=layer_count,
+        hidden_size=64,
+        context_tokens=512,
+    )
+
+
+def make_registration(
+    instance: str,
+    layers: str,
+    *,
+    model: ModelCard | None = None,
+    url: str = "http://127.0.0.1:1",
+    layer_tokens_per_s: float = 400.0,
+    entry_layers: tuple[int, ...] = (),
+    wallet: str = "wallet0000000000",
+    incarnation: str = "",
+) -> Registration:
+    """``layers`` as in ``"0-21"``; the shard's first layer is always an entry layer."""
+    shard = LayerRange.parse(layers)
+    return Registration(
+        wallet=WalletId(wallet),
+        instance=instance,
+        incarnation=Incarnation(incarnation or f"first run of {instance}"),
+        shard=LayerSpan.of(shard),
+        model=model or make_card(),
+        url=url,
+        layer_tokens_per_s=layer_tokens_per_s,
+        entry_layers=tuple(sorted({shard.first, *entry_layers})),
+        slots=4,
+    )
+
+
+@dataclass(slots=True)
+class FakeHead:
+    """Answers every chat with ``pieces``, one token each, unless told to fail.
+
+    ``refusal`` is a status and an error object instead of a 200. ``breaks_after`` cuts the connection
+    after that many pieces (0: after the 200). ``ends_after`` ends the stream properly but too early.
+    While ``go`` is clear, a chat waits before each piece; while ``accepts`` is clear, before its 200.
+    """
+
+    url: str = ""
+    pieces: tuple[str, ...] = TEN_PIECES
+    finish_reason: str = "stop"
+    refusal: tuple[int, dict[str, Any]] | None = None
+    stream_error: dict[str, Any] | None = None
+    breaks_after: int | None = None
+    ends_after: int | None = None
+    go: asyncio.Event = field(default_factory=asyncio.Event)
+    accepts: asyncio.Event = field(default_factory=asyncio.Event)
+    requests: list[HeadRequest] = field(default_factory=list)
+    was_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    was_left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a chat was cancelled because the tracker closed its connection."""
+
+    def __post_init__(self) -> None:
+        self.go.set()
+        self.accepts.set()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.requests.append(msgspec.json.decode(await request.read(), type=HeadRequest))
+        self.was_asked.set()
+        try:
+            await self.accepts.wait()
+            if self.refusal is not None:
+                status, error = self.refusal
+                return web.json_response({"error": error}, status=status)
+            return await self._stream(request)
+        except (asyncio.CancelledError, ConnectionError):
+            self.was_left.set()
+            raise
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        await response.write(_event([Choice(index=0, delta=Delta(role="assistant", content=""))]))
+        limit = self.requests[-1].max_tokens
+        pieces = self.pieces if limit is None else self.pieces[:limit]
+        for index, piece in enumerate((*pieces, None)):
+            await self.go.wait()
+            if index == self.breaks_after:
+                assert request.transport is not None
+                request.transport.abort()
+                raise ConnectionResetError("as told")
+            if index == self.ends_after:
+                return response
+            if piece is not None:
+                choice = Choice(index=0, delta=Delta(content=piece))
+                await response.write(_event([choice], meshnet=HeadReport(token_ids=(index,))))
+        if self.stream_error is not None:
+            await response.write(write_event(msgspec.json.encode({"error": self.stream_error})))
+        reason = self.finish_reason if len(pieces) == len(self.pieces) else "length"
+        await response.write(_event([Choice(index=0, delta=Delta(), finish_reason=reason)], meshnet=self._report()))
+        count = len(pieces)
+        usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=count, total_tokens=PROMPT_TOKENS + count)
+        await response.write(_event([], usage=usage) + write_event(DONE))
+        return response
+
+    def _report(self) -> HeadReport:
+        plan = self.requests[-1].meshnet
+        assert plan is not None
+        return HeadReport(timings=tuple(HopTiming(node_id=hop.node_id, compute_s=0.5) for hop in plan.hops))
+
+
+def _event(choices: list[Choice], **fields: Any) -> bytes:
+    chunk = ChatChunk(id="the head's own", created=1, model="the head's own", choices=choices, **fields)
+    return write_event(msgspec.json.encode(chunk))
+
+
+@asynccontextmanager
+async def running_head(**fields: Any) -> AsyncIterator[FakeHead]:
+    """A FakeHead on a free loopback port; ``fields`` are its own."""
+    head = FakeHead(**fields)
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", head.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        head.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        yield head
+    finally:
+        head.go.set()
+        head.accepts.set()
+        await runner.cleanup()
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTracker:
+    server: TrackerServer
+    url: str
+
+    def register(self, instance: str, layers: str, **fields: Any) -> NodeId:
+        """A node joins; ``fields`` as ``make_registration`` takes them."""
+        registration = make_registration(instance, layers, **fields)
+        self.server.handle(NodeRegistered(registration))
+        return registration.node_id
+
+    @property
+    def model_key(self) -> ModelKey:
+        return make_card().model_key
+
+
+@asynccontextmanager
+async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -> AsyncIterator[RunningTracker]:
+    """A tracker on a free loopback port in this process. Nodes need no heartbeats unless the settings say so."""
+    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S}
+    made = TrackerServer(TrackerSettings(**{**defaults, **settings}), route_rng=route_rng)
+    with listen(made.settings) as listener:
+        http_server = make_http_server(made)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(http_server.serve(sockets=[listener]))
+            try:
+                yield RunningTracker(made, url_of(listener))
+            finally:
+                http_server.should_exit = True

@@ -1,0 +1,174 @@
+"""Links between hops, on real sockets with a real engine: garbage ends a link, never a node."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from meshnet_node.engine.api import Engine, EngineOptions
+from meshnet_node.errors import LinkError, RemoteHopError
+from meshnet_node.link import LINK_PATH, LinkPool
+from meshnet_node.model_source import resolve_model
+from meshnet_node.relay import HopService, LinkServer
+from meshnet_node.server import bind, serving
+from meshnet_protocol.frames import (
+    OpenSession,
+    SessionOpened,
+    Step,
+    decode_frame,
+    encode_frame,
+)
+from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import PlannedHop, RoutePlan, Sampling
+
+HEAD, TAIL = NodeId("head.w@0-16"), NodeId("tail.w@17-29")
+GREEDY = Sampling(temperature=0)
+
+
+@pytest.fixture(scope="module")
+def tail_engine(tmp_path_factory: pytest.TempPathFactory) -> object:
+    options = EngineOptions(cache_dir=tmp_path_factory.mktemp("cache"), slots=2, context_tokens=256)
+    engine = Engine.load(resolve_model("smollm2"), LayerRange(17, 29), options)
+    yield engine
+    engine.close()
+
+
+@asynccontextmanager
+async def tail_node(engine: Engine) -> AsyncIterator[tuple[str, aiohttp.ClientSession, LinkPool]]:
+    """The tail serving its link on a real port, and a neighbour's link pool."""
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
+            links = LinkPool(http, tasks)
+            app = web.Application()
+            app.router.add_get(LINK_PATH, LinkServer(HopService(TAIL, engine, links)).serve)
+            async with serving(app, listener):
+                yield url, http, links
+                await links.close()
+
+
+def plan_to(url: str, session: str = "s1", *, start_layer: int = 17, node_id: NodeId = TAIL) -> RoutePlan:
+    return RoutePlan(
+        session_id=SessionId(session),
+        model_key="m@1",  # type: ignore[arg-type]
+        hops=(
+            PlannedHop(node_id=HEAD, url="http://127.0.0.1:9", start_layer=0, end_layer=start_layer - 1),
+            PlannedHop(node_id=node_id, url=url, start_layer=start_layer, end_layer=29),
+        ),
+    )
+
+
+def opening(plan: RoutePlan) -> OpenSession:
+    return OpenSession(plan=plan, hop_index=1, sampling=GREEDY, token_limit=256)
+
+
+async def test_a_session_opens_steps_and_closes_over_a_link(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, _, links):
+        link = await links.wait_link(TAIL, url)
+        session = link.add_session(SessionId("s1"))
+        await session.wait_opened(opening(plan_to(url)))
+        assert tail_engine.queue_depth == 1
+
+        step = Step(session_id=SessionId("s1"), position=0, token_count=2, wants_token=True)
+        rows = memoryview(bytes(2 * tail_engine.hidden_size * 4))
+        reply = await session.wait_reply(await session.send_step(step, rows))
+
+        assert reply.token_id is not None
+        assert [timing.node_id for timing in reply.timings] == [TAIL]
+        await session.close()
+        await until(lambda: tail_engine.queue_depth == 0)
+
+
+@pytest.mark.parametrize(
+    ("plan", "code"),
+    [
+        (lambda url: plan_to(url, start_layer=20), "entry_layer"),
+        (lambda url: plan_to(url, node_id=NodeId("other.w@17-29")), "protocol"),
+    ],
+)
+async def test_a_hop_refuses_what_it_cannot_run_and_says_who_refused(
+    tail_engine: Engine, plan: Callable[[str], RoutePlan], code: str
+) -> None:
+    async with tail_node(tail_engine) as (url, _, links):
+        session = (await links.wait_link(TAIL, url)).add_session(SessionId("s1"))
+        with pytest.raises(RemoteHopError) as refused:
+            await session.wait_opened(opening(plan(url)))
+    assert (refused.value.code, refused.value.culprit) == (code, TAIL)
+
+
+async def test_a_full_hop_refuses_the_next_session(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, _, links):
+        link = await links.wait_link(TAIL, url)
+        sessions = [link.add_session(SessionId(name)) for name in ("a", "b", "c")]
+        for session in sessions[:2]:
+            await session.wait_opened(opening(plan_to(url, session.session_id)))
+        with pytest.raises(RemoteHopError) as refused:
+            await sessions[2].wait_opened(opening(plan_to(url, "c")))
+        assert refused.value.code == "no_free_slot"
+    await until(lambda: tail_engine.queue_depth == 0)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"\xff" * 64,
+        encode_frame(SessionOpened(session_id=SessionId("s1"))),
+        encode_frame(Step(session_id=SessionId("s1"), position=0, token_count=1, wants_token=True), b"short"),
+        encode_frame(Step(session_id=SessionId("s1"), position=0, token_count=10**6, wants_token=True)),
+    ],
+)
+async def test_garbage_ends_the_link_with_a_reason_and_the_node_goes_on(tail_engine: Engine, garbage: bytes) -> None:
+    async with tail_node(tail_engine) as (url, http, links):
+        async with http.ws_connect(url + LINK_PATH) as socket:
+            await socket.send_bytes(garbage)
+            message = await socket.receive(timeout=5)
+            assert message.type is aiohttp.WSMsgType.CLOSE
+            assert message.data == 1002
+            assert message.extra
+
+        link = await links.wait_link(TAIL, url)
+        await link.add_session(SessionId("s2")).wait_opened(opening(plan_to(url, "s2")))
+    await until(lambda: tail_engine.queue_depth == 0)
+
+
+async def test_sessions_end_with_the_link_they_came_on(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, http, _):
+        async with http.ws_connect(url + LINK_PATH) as socket:
+            await socket.send_bytes(encode_frame(opening(plan_to(url))))
+            header, _ = decode_frame((await socket.receive(timeout=5)).data)
+            assert header == SessionOpened(session_id=SessionId("s1"))
+        await until(lambda: tail_engine.queue_depth == 0)
+
+
+async def test_a_neighbour_that_cannot_be_reached_is_named(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (_, _, links):
+        with pytest.raises(LinkError) as broken:
+            await links.wait_link(TAIL, "http://127.0.0.1:9")
+    assert broken.value.node_id == TAIL
+
+
+async def test_a_step_that_fails_ends_its_session_and_no_other(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, _, links):
+        link = await links.wait_link(TAIL, url)
+        bad, good = (link.add_session(SessionId(name)) for name in ("bad", "good"))
+        for session in (bad, good):
+            await session.wait_opened(opening(plan_to(url, session.session_id)))
+        row = memoryview(bytes(tail_engine.hidden_size * 4))
+
+        with pytest.raises(RemoteHopError):
+            await bad.wait_reply(
+                await bad.send_step(Step(session_id=bad.session_id, position=7, token_count=1, wants_token=True), row)
+            )
+        step = Step(session_id=good.session_id, position=0, token_count=1, wants_token=True)
+        assert (await good.wait_reply(await good.send_step(step, row))).token_id is not None
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not holds():  # noqa: ASYNC110 - a look at a count
+            await asyncio.sleep(0.01)

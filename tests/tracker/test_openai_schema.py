@@ -1,0 +1,127 @@
+"""What clients in the field send, and what becomes of it."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+
+from meshnet_tracker.errors import InvalidRouteError, MalformedRequestError
+from meshnet_tracker.openai_schema import ChatCall, parse_chat
+
+USER = {"role": "user", "content": "hi"}
+
+
+def parse(**fields: Any) -> ChatCall:
+    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), seed_rng=Random(1))
+
+
+def test_null_means_absent_and_unknown_fields_are_ignored() -> None:
+    names = ["temperature", "top_p", "max_tokens", "stop", "seed", "n", "tools", "logprobs", "stream", "route", "model"]
+    nulls: dict[str, Any] = dict.fromkeys(names)
+
+    assert parse(**nulls, reasoning_effort="low", metadata={"a": 1}) == parse()
+
+
+def test_content_parts_join_with_a_newline_in_every_role() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    roles = ["system", "developer", "user", "assistant", "tool", "function"]
+    call = parse(messages=[{"role": role, "content": parts, "name": "x"} for role in roles])
+
+    assert {message["content"] for message in call.head_request.messages} == {"a\nb"}
+    assert [m["role"] for m in call.head_request.messages] == ["system", "system", *roles[2:]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [
+        ({}, None),
+        ({"max_tokens": 5}, 5),
+        ({"max_completion_tokens": 7}, 7),
+        ({"max_tokens": 5, "max_completion_tokens": 3}, 3),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 5.0}, 5),
+        ({"max_tokens": 2**40}, 2**31 - 1),
+    ],
+)
+def test_the_smaller_token_limit_wins(fields: dict[str, Any], limit: int | None) -> None:
+    assert parse(**fields).head_request.max_tokens == limit
+
+
+@pytest.mark.parametrize(("stop", "texts"), [("x", ["x"]), (["a", "", "b"], ["a", "b"]), ([], []), ("", [])])
+def test_stop_comes_in_every_form(stop: Any, texts: list[str]) -> None:
+    assert parse(stop=stop).head_request.stop == texts
+
+
+def test_a_missing_seed_is_drawn_from_the_dice_and_a_given_one_kept() -> None:
+    assert parse().head_request.seed == Random(1).getrandbits(53)
+    assert parse(seed=-(2**63)).head_request.seed == -(2**63)
+    assert parse(seed=0).head_request.seed == 0
+
+
+def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
+    neutral = {
+        "n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "logit_bias": {}, "presence_penalty": 0,
+        "response_format": {"type": "text"}, "frequency_penalty": 0.0, "stream_options": None, "top_k": -1,
+    }
+    assert parse(**neutral) == parse()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": [], "content": ""}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": -0.1}, "top_p"),
+        ({"min_p": 2}, "min_p"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": [1]}, "stop"),
+        ({"stop": 1}, "stop"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": 1}, "stream_options"),
+        ({"model": 1}, "model"),
+        ({"n": 2}, "n"),
+        ({"tools": [{}]}, "tools"),
+        ({"logprobs": True}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"logit_bias": {"1": 2}}, "logit_bias"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(MalformedRequestError) as caught:
+        parse(**fields)
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b'"x"', b"null", b'{"messages": NaN}', b'{"messages": 1e999}', b"[" * 100_000,
+        rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
+        b'{"messages": [{"role": "user", "content": "\xff"}]}',
+    ],
+)
+def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(MalformedRequestError):
+        parse_chat(body, seed_rng=Random(1))
+
+
+@pytest.mark.parametrize("route", [[], "a", [""], [1], ["a", "a"], {"a": 1}, ["n"] * 1001])
+def test_a_route_that_is_no_list_of_different_node_ids_is_refused(route: Any) -> None:
+    with pytest.raises(InvalidRouteError):
+        parse(route=route)

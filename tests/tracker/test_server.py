@@ -1,0 +1,172 @@
+"""The endpoints around the chat, the process around the server, and who may talk to which."""
+
+import asyncio
+import json
+import signal
+import socket
+import sys
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+
+from meshnet_protocol.messages import Heartbeat, Leave
+from meshnet_tracker.events import EventLog
+from meshnet_tracker.server import run_tracker
+from meshnet_tracker.settings import TrackerSettings
+from meshnet_tracker.testing import RunningTracker, make_card, make_registration, running_tracker
+
+
+async def ask(
+    tracker: RunningTracker, path: str, *, method: str = "GET", body: bytes | None = None, **headers: str
+) -> tuple[int, Any, Any]:
+    """Status, decoded body and headers."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.request(method, f"{tracker.url}{path}", data=body, headers=sent) as response,
+    ):
+        text = await response.text()
+        return response.status, json.loads(text) if text else None, response.headers
+
+
+async def tell(tracker: RunningTracker, verb: str, message: msgspec.Struct) -> tuple[int, Any]:
+    status, answer, _ = await ask(tracker, f"/v1/nodes/{verb}", method="POST", body=msgspec.json.encode(message))
+    return status, answer
+
+
+async def test_a_node_registers_beats_and_leaves() -> None:
+    fast, slow = make_registration("fast", "0-21"), make_registration("slow", "0-39")
+    async with running_tracker(heartbeat_period_s=5.0) as tracker:
+        assert await tell(tracker, "register", fast) == (
+            200, {"node_id": fast.node_id, "heartbeat_period_s": 5.0, "wanted_entry_layers": []}
+        )
+        _, reply = await tell(tracker, "register", slow)
+        assert reply["wanted_entry_layers"] == [22]
+        beat = Heartbeat(
+            node_id=slow.node_id, incarnation=slow.incarnation, queue_depth=2, entry_layers=(0, 22)
+        )
+        assert await tell(tracker, "heartbeat", beat) == (200, {"is_known": True, "wanted_entry_layers": [22]})
+        _, nodes, _ = await ask(tracker, "/v1/nodes")
+        _, health, _ = await ask(tracker, "/health")
+        leave = Leave(node_id=slow.node_id, incarnation=slow.incarnation)
+        assert await tell(tracker, "leave", leave) == (200, {})
+        assert await tell(tracker, "heartbeat", beat) == (200, {"is_known": False, "wanted_entry_layers": []})
+        _, events, _ = await ask(tracker, "/v1/events")
+        _, empty_health, _ = await ask(tracker, "/health")
+
+    assert [(n["node_id"], n["state"], n["queue_depth"], n["entry_layers"]) for n in nodes["nodes"]] == [
+        (fast.node_id, "ready", 0, [0]), (slow.node_id, "ready", 2, [0, 22]),
+    ]
+    assert health == {"status": "ok", "models": ["tiny"], "ready": True}
+    assert empty_health == {"status": "ok", "models": ["tiny"], "ready": False}
+    assert [(event["event"], event["epoch"]) for event in events["events"]] == [
+        ("node joined", 1), ("node joined", 2), ("node recut", 2), ("node left", 3),
+    ]
+
+
+async def test_a_node_that_contradicts_is_told_so() -> None:
+    async with running_tracker() as tracker:
+        tracker.register("a", "0-39")
+        other_card = make_registration("b", "0-9", model=make_card(layer_count=41))
+        conflict, conflict_answer = await tell(tracker, "register", other_card)
+        bad, bad_answer, _ = await ask(tracker, "/v1/nodes/register", method="POST", body=b'{"wallet": 1}')
+
+    assert (conflict, conflict_answer["error"]["code"]) == (409, "registration_conflict")
+    assert (bad, bad_answer["error"]["code"]) == (400, "registration_refused")
+    assert "wallet" in bad_answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "code"),
+    [
+        ("GET", "/nope", 404, "unknown_url"),
+        ("GET", "/", 404, "unknown_url"),
+        ("POST", "/v1/models", 405, "method_not_allowed"),
+        ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
+        ("GET", "/v1/nodes/register", 405, "method_not_allowed"),
+        ("GET", "/v1/models/absent/model", 404, "model_not_found"),
+        ("GET", "/v1/routing?model=absent", 404, "model_not_found"),
+        ("GET", "/v1/events?after=x", 400, None),
+        ("GET", "/v1/events?limit=0", 400, None),
+    ],
+)
+async def test_every_error_has_openais_form_and_a_request_id(
+    method: str, path: str, status: int, code: str | None
+) -> None:
+    async with running_tracker() as tracker:
+        got, answer, headers = await ask(tracker, path, method=method)
+
+    assert (got, answer["error"]["code"]) == (status, code)
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert headers["content-type"] == "application/json"
+    assert headers["x-request-id"].startswith("req_")
+
+
+async def test_models_are_listed_and_slashes_forgiven() -> None:
+    async with running_tracker() as tracker:
+        tracker.register("a", "0-39", model=make_card(name="org/tiny chat"))
+        _, models, _ = await ask(tracker, "//v1/models/")
+        status, model, _ = await ask(tracker, "/v1/models/org/tiny%20chat")
+
+    assert [set(entry) for entry in models["data"]] == [{"id", "object", "created", "owned_by"}]
+    assert (status, model) == (200, models["data"][0])
+
+
+async def test_any_page_may_chat_but_only_the_trackers_own_may_touch_nodes() -> None:
+    async with running_tracker() as tracker:
+        page = "https://chat.example"
+        preflight, _, headers = await ask(
+            tracker, "/v1/chat/completions", method="OPTIONS", Origin=page, access_control_request_headers="x-a, b"
+        )
+        _, _, models_headers = await ask(tracker, "/v1/models", Origin=page)
+        foreign, answer, node_headers = await ask(tracker, "/v1/nodes", Origin=page)
+        own, _, _ = await ask(tracker, "/v1/nodes", Origin=tracker.url)
+
+    assert (preflight, headers["access-control-allow-headers"]) == (204, "x-a, b")
+    assert headers["access-control-allow-origin"] == models_headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in headers
+    assert (foreign, own) == (403, 200)
+    assert "access-control-allow-origin" not in node_headers
+    assert "chat.example" in answer["error"]["message"]
+
+
+def test_the_event_log_keeps_the_latest_and_never_repeats_an_id() -> None:
+    log = EventLog(wall_clock=lambda: 1.5, count_max=3)
+    for number in range(5):
+        log.append("counted", number=number)
+
+    assert [event["number"] for event in log.read(after=0)] == [2, 3, 4]
+    assert [event["id"] for event in log.read(after=3)] == [4, 5]
+    assert [event["id"] for event in log.read(after=2, limit=1)] == [3]
+    assert log.read(after=5) == []
+    assert len(log.read(after=99)) == 3, "a reader of a former process starts over"
+
+
+def test_a_taken_port_is_one_line_of_text() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            run_tracker(TrackerSettings(port=port))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_tracker_that_is_asked_to_end_ends_well(number: signal.Signals) -> None:
+    program = (
+        "from meshnet_tracker.server import run_tracker\n"
+        "from meshnet_tracker.settings import TrackerSettings\n"
+        "run_tracker(TrackerSettings(port=0), on_listening=lambda url: print('at', url, flush=True))"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    async with asyncio.timeout(10), aiohttp.ClientSession() as http:
+        line = b""
+        while not line.startswith(b"at "):
+            line = await process.stdout.readline()
+        async with http.get(f"{line.split()[1].decode()}/health") as response:
+            assert await response.json() == {"status": "ok", "models": [], "ready": False}
+        process.send_signal(number)
+        assert await process.wait() == 0
