@@ -15,10 +15,18 @@ import aiohttp
 import pytest
 
 from meshnet_protocol.ids import NodeId, Signature
-from meshnet_protocol.messages import Heartbeat
+from meshnet_protocol.messages import Heartbeat, Leave
 from meshnet_tracker.candidates import Candidate, enumerate_routes
 from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, SettingsError
-from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeLeft, NodeRegistered, NodeSuspected, ServedModel
+from meshnet_tracker.fleet import (
+    Fleet,
+    HeartbeatReceived,
+    NodeLeft,
+    NodeRegistered,
+    NodeSuspected,
+    ServedModel,
+    TopologyChanged,
+)
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import (
     ArmStatus,
@@ -92,7 +100,8 @@ def test_an_epoch_bump_makes_every_arm_stale_but_keeps_its_speed_until_it_is_mea
     epoch = stats.bump_epoch(MODEL_KEY)
 
     stale = stats.view(MODEL_KEY, candidate.signature, now=0.0)
-    assert (stale.status, stale.tps) == (ArmStatus.STALE, pytest.approx(10.0))
+    assert stale.status is ArmStatus.STALE
+    assert stale.tps == pytest.approx(10.0)
 
     stats.observe(sample(candidate, 10.0, epoch=epoch), now=1.0)
     assert stats.view(MODEL_KEY, candidate.signature, now=1.0).status is ArmStatus.PROVEN
@@ -214,9 +223,7 @@ def test_the_mixed_topology_has_two_routes_and_the_hybrid_is_as_slow_as_its_slow
 def test_a_queue_lowers_the_prior_of_every_route_through_it() -> None:
     fleet, model = mixed_fleet()
     cpu = next(node for node in fleet.nodes() if node.shard.last == 39)
-    beat = Heartbeat(
-        node_id=cpu.node_id, incarnation=cpu.registration.incarnation, queue_depth=3, entry_layers=(0, 22)
-    )
+    beat = Heartbeat(node_id=cpu.node_id, incarnation=cpu.registration.incarnation, queue_depth=3, entry_layers=(0, 22))
     fleet.handle(HeartbeatReceived(beat), now=0.5)
 
     assert {c.prior_tps for c in enumerate_routes(model)} == {400 / 18 / 4, 400 / 40 / 4}
@@ -268,13 +275,16 @@ def test_any_join_leave_or_shard_change_moves_the_epoch_and_a_heartbeat_does_not
     tail = make_registration("tail", "22-39")
 
     def reasons(*events: Any) -> list[str]:
-        return [effect.reason for event in events for effect in fleet.handle(event, now=0.0)]
+        """Of the changes of topology that the events led to."""
+        effects = [effect for event in events for effect in fleet.handle(event, now=0.0)]
+        return [effect.reason for effect in effects if isinstance(effect, TopologyChanged)]
 
     beat = Heartbeat(node_id=tail.node_id, incarnation=tail.incarnation, queue_depth=1, entry_layers=(22,))
+    moved = make_registration("tail", "20-39")
     assert reasons(NodeRegistered(tail)) == ["joined"]
     assert reasons(HeartbeatReceived(beat)) == []
-    assert reasons(NodeRegistered(make_registration("tail", "20-39"))) == ["shard-change", "shard-change"]
-    assert reasons(NodeSuspected(make_registration("tail", "20-39").node_id)) == ["suspected"]
+    assert reasons(NodeRegistered(moved)) == ["shard-change", "shard-change"]
+    assert reasons(NodeLeft(Leave(node_id=moved.node_id, incarnation=moved.incarnation))) == ["left"]
 
 
 def test_a_pinned_route_bypasses_the_bandit_and_is_planned_hop_by_hop() -> None:
@@ -298,32 +308,26 @@ def test_a_pinned_route_bypasses_the_bandit_and_is_planned_hop_by_hop() -> None:
         (["gpu", "shy"], RouteUnavailableError, "not answering"),
     ],
 )
-def test_a_pinned_route_that_cannot_run_is_refused(
-    instances: list[str], error: type[Exception], message: str
-) -> None:
+def test_a_pinned_route_that_cannot_run_is_refused(instances: list[str], error: type[Exception], message: str) -> None:
     fleet, model = make_fleet(
-        ("gpu", "0-21", 2200.0, ()), ("cpu", "0-39", 400.0, (22,)), ("whole", "0-39", 1.0, ()),
-        ("tail", "22-39", 1.0, ()), ("gone", "22-39", 1.0, ()), ("shy", "22-39", 1.0, ()),
+        ("gpu", "0-21", 2200.0, ()),
+        ("cpu", "0-39", 400.0, (22,)),
+        ("whole", "0-39", 1.0, ()),
+        ("tail", "22-39", 1.0, ()),
+        ("gone", "22-39", 1.0, ()),
+        ("shy", "22-39", 1.0, ()),
     )
     ids = {node.node_id.split(".")[0]: node.node_id for node in fleet.nodes()}
     gone = make_registration("gone", "22-39")
-    fleet.handle(NodeLeft(_leave(gone.node_id)), now=0.0)
+    fleet.handle(NodeLeft(Leave(node_id=gone.node_id, incarnation=gone.incarnation)), now=0.0)
     fleet.handle(NodeSuspected(ids["shy"]), now=0.0)
 
     with pytest.raises(error, match=message):
         make_router(fleet).choose(model, pinned=[ids.get(name, NodeId(name)) for name in instances], now=0.0)
 
 
-def _leave(node_id: NodeId) -> Any:
-    from meshnet_protocol.messages import Leave
-
-    return Leave(node_id=node_id, incarnation=make_registration("gone", "22-39").incarnation)
-
-
 def test_a_twin_that_the_enumeration_passes_over_serves_as_greedy_fallback() -> None:
-    fleet, model = make_fleet(
-        ("head", "0-21", 400.0, ()), ("tail", "22-39", 900.0, ()), ("twin", "22-39", 400.0, ())
-    )
+    fleet, model = make_fleet(("head", "0-21", 400.0, ()), ("tail", "22-39", 900.0, ()), ("twin", "22-39", 400.0, ()))
     router = make_router(fleet)
     (candidate,) = router.candidates(model)
 
@@ -369,17 +373,20 @@ def test_each_hop_earns_the_layers_it_really_runs() -> None:
 def test_the_knobs_have_exactly_the_documented_defaults() -> None:
     config = TrackerSettings().routing
 
-    assert config == RoutingConfig(
-        explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8
-    )
+    assert config == RoutingConfig(explore_share=0.3, weight_alpha=1.0, stats_half_life_s=600.0, min_sample_tokens=8)
     assert TrackerSettings().route_candidates_max == 8
 
 
 @pytest.mark.parametrize(
     ("knob", "value"),
     [
-        ("route_explore_share", 1.5), ("route_explore_share", float("nan")), ("route_weight_alpha", -1.0),
-        ("route_stats_half_life_s", 0.0), ("route_min_sample_tokens", 0), ("port", 70000), ("heartbeat_period_s", 0.0),
+        ("route_explore_share", 1.5),
+        ("route_explore_share", float("nan")),
+        ("route_weight_alpha", -1.0),
+        ("route_stats_half_life_s", 0.0),
+        ("route_min_sample_tokens", 0),
+        ("port", 70000),
+        ("heartbeat_period_s", 0.0),
     ],
 )
 def test_a_wrong_knob_is_refused_by_name(knob: str, value: float) -> None:
@@ -445,21 +452,34 @@ async def test_both_routes_get_measured_and_the_table_shows_them() -> None:
 
         assert set(before) == {"config", "models"}
         assert before["config"] == {
-            "policy": "proportional", "explore_share": 0.5, "weight_alpha": 1.0,
-            "stats_half_life_s": 600.0, "min_sample_tokens": 8,
+            "policy": "proportional",
+            "explore_share": 0.5,
+            "weight_alpha": 1.0,
+            "stats_half_life_s": 600.0,
+            "min_sample_tokens": 8,
         }
         (entry,) = before["models"]
         assert (entry["model"], entry["epoch"]) == (MODEL_KEY, 2)
         assert [arm["expected_share"] for arm in entry["candidates"]] == [1.0, 0.0]
         assert {arm["status"] for arm in entry["candidates"]} == {"unsampled"}
         assert entry["candidates"][0] | {"signature": "", "hops": [], "prior_tps": 0} == {
-            "signature": "", "hops": [], "status": "unsampled", "tps": None, "coefficient": None,
-            "expected_share": 1.0, "actual_share": None, "samples": 0, "weight": 0.0, "prior_tps": 0,
-            "in_flight": 0, "last_sample_age_s": None,
+            "signature": "",
+            "hops": [],
+            "status": "unsampled",
+            "tps": None,
+            "coefficient": None,
+            "expected_share": 1.0,
+            "actual_share": None,
+            "samples": 0,
+            "weight": 0.0,
+            "prior_tps": 0,
+            "in_flight": 0,
+            "last_sample_age_s": None,
         }
-        assert [
-            (hop["shard"], hop["start_layer"], hop["end_layer"]) for hop in entry["candidates"][0]["hops"]
-        ] == [("0-21", 0, 21), ("0-39", 22, 39)]
+        assert [(hop["shard"], hop["start_layer"], hop["end_layer"]) for hop in entry["candidates"][0]["hops"]] == [
+            ("0-21", 0, 21),
+            ("0-39", 22, 39),
+        ]
         arms = after["models"][0]["candidates"]
         assert {arm["status"] for arm in arms} == {"proven"}
         assert max(arm["coefficient"] for arm in arms) == 1.0

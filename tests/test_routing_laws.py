@@ -7,7 +7,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshnet_protocol.ids import NodeId, Signature
@@ -34,6 +34,10 @@ from meshnet_tracker.routing_stats import (
 )
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.testing import make_card, make_registration
+
+# On a busy machine an example may take long without anything being wrong.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 LAYERS = 12
 HALF_LIFE_S = 600.0

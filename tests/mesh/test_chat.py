@@ -15,7 +15,10 @@ from meshnet_cli.tracker_api import get_json
 from .conftest import client_of, wait_until
 
 MODEL = "SmolLM2-135M-Instruct"
-FRANCE: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
+FRANCE_QUESTION = "What is the capital of France? Answer in one sentence."
+FRANCE: list[ChatCompletionMessageParam] = [
+    {"role": "user", "content": "What is the capital of France? Answer in one sentence."}
+]
 STORY: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Tell me a long story about the sea."}]
 
 
@@ -125,7 +128,12 @@ def test_plain_curl_without_a_content_type_gets_an_answer(mesh: Mesh) -> None:
 def test_several_users_at_once_get_what_each_would_get_alone(mesh: Mesh) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    questions = ["What is the capital of France? Answer in one sentence.", "What do bees make?", "Tell me about the moon.", "Count to ten."]
+    questions = [
+        "What is the capital of France? Answer in one sentence.",
+        "What do bees make?",
+        "Tell me about the moon.",
+        "Count to ten.",
+    ]
     messages: list[list[ChatCompletionMessageParam]] = [[{"role": "user", "content": text}] for text in questions]
     alone = [streamed(mesh, messages=message, max_tokens=20) for message in messages]
 

@@ -13,6 +13,7 @@ from meshnet_cli.tracker_api import get_json
 from .conftest import client_of, wait_until
 
 MODEL = "SmolLM2-135M-Instruct"
+QUESTION = "What is the capital of France? Answer in one sentence."
 
 
 def arms(mesh: Mesh) -> list[str]:
@@ -26,7 +27,10 @@ def epoch(mesh: Mesh) -> int:
 
 def chat(mesh: Mesh, **options: Any) -> str | None:
     answer = client_of(mesh).chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "What is the capital of France? Answer in one sentence."}], temperature=0, **options
+        model=MODEL,
+        messages=[{"role": "user", "content": QUESTION}],
+        temperature=0,
+        **options,
     )
     assert isinstance(answer, openai.types.chat.ChatCompletion)
     return answer.choices[0].message.content

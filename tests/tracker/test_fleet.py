@@ -25,10 +25,8 @@ MODEL_KEY = make_card().model_key
 
 
 def beat(registration: Registration, **fields: Any) -> HeartbeatReceived:
-    values = {"queue_depth": 0, "entry_layers": registration.entry_layers} | fields
-    return HeartbeatReceived(
-        Heartbeat(node_id=registration.node_id, incarnation=registration.incarnation, **values)
-    )
+    values: dict[str, Any] = {"queue_depth": 0, "entry_layers": registration.entry_layers} | fields
+    return HeartbeatReceived(Heartbeat(node_id=registration.node_id, incarnation=registration.incarnation, **values))
 
 
 def joined(*registrations: Registration) -> Fleet:
@@ -65,9 +63,7 @@ def test_a_draining_node_takes_no_new_routes_and_departs_only_once() -> None:
     node = make_registration("n", "0-39")
     fleet = joined(node)
 
-    assert fleet.handle(beat(node, is_draining=True), now=1.0) == [
-        TopologyChanged(MODEL_KEY, "draining", node.node_id)
-    ]
+    assert fleet.handle(beat(node, is_draining=True), now=1.0) == [TopologyChanged(MODEL_KEY, "draining", node.node_id)]
     member = fleet.node(node.node_id)
     assert member is not None
     assert not member.is_ready
@@ -144,9 +140,7 @@ def test_a_recut_changes_the_structure_but_not_the_epoch_and_a_queue_only_the_lo
 def test_entries_are_wanted_where_other_shards_end_the_most_frequent_four() -> None:
     whole = make_registration("whole", "0-39")
     ends = {21: 3, 5: 1, 9: 2, 14: 2, 30: 2, 39: 5}
-    others = [
-        make_registration(f"n{end}-{copy}", f"0-{end}") for end, count in ends.items() for copy in range(count)
-    ]
+    others = [make_registration(f"n{end}-{copy}", f"0-{end}") for end, count in ends.items() for copy in range(count)]
     fleet = joined(whole, *others)
 
     assert fleet.wanted_entry_layers(whole.node_id) == (10, 15, 22, 31)

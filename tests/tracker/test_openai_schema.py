@@ -61,8 +61,16 @@ def test_a_missing_seed_is_drawn_from_the_dice_and_a_given_one_kept() -> None:
 
 def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
     neutral = {
-        "n": 1, "tools": [], "tool_choice": "none", "logprobs": False, "logit_bias": {}, "presence_penalty": 0,
-        "response_format": {"type": "text"}, "frequency_penalty": 0.0, "stream_options": None, "top_k": -1,
+        "n": 1,
+        "tools": [],
+        "tool_choice": "none",
+        "logprobs": False,
+        "logit_bias": {},
+        "presence_penalty": 0,
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0.0,
+        "stream_options": None,
+        "top_k": -1,
     }
     assert parse(**neutral) == parse()
 
@@ -111,7 +119,14 @@ def test_what_cannot_be_honoured_is_refused_with_its_name(fields: dict[str, Any]
 @pytest.mark.parametrize(
     "body",
     [
-        b"", b"{", b"[]", b'"x"', b"null", b'{"messages": NaN}', b'{"messages": 1e999}', b"[" * 100_000,
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"null",
+        b'{"messages": NaN}',
+        b'{"messages": 1e999}',
+        b"[" * 100_000,
         rb'{"messages": [{"role": "user", "content": "\ud800"}]}',
         b'{"messages": [{"role": "user", "content": "\xff"}]}',
     ],

@@ -10,8 +10,19 @@ import aiohttp
 import openai
 import pytest
 
+from meshnet_protocol.messages import Leave
 from meshnet_tracker import asgi, proxy
-from meshnet_tracker.testing import PROMPT_TOKENS, TEN_PIECES, FakeHead, RunningTracker, running_head, running_tracker
+from meshnet_tracker.fleet import NodeLeft, NodeRegistered
+from meshnet_tracker.testing import (
+    PROMPT_TOKENS,
+    TEN_PIECES,
+    FakeHead,
+    RunningTracker,
+    make_card,
+    make_registration,
+    running_head,
+    running_tracker,
+)
 
 MESSAGES: list[Any] = [{"role": "user", "content": "a secret question"}]
 CHAT = {"model": "tiny", "messages": MESSAGES}
@@ -119,7 +130,9 @@ async def test_the_head_is_asked_to_stream_a_normalised_request_with_its_plan() 
     assert request.meshnet is not None
     assert answer["choices"][0]["finish_reason"] == "length"
     assert answer["usage"] == {
-        "prompt_tokens": PROMPT_TOKENS, "completion_tokens": 3, "total_tokens": PROMPT_TOKENS + 3
+        "prompt_tokens": PROMPT_TOKENS,
+        "completion_tokens": 3,
+        "total_tokens": PROMPT_TOKENS + 3,
     }
 
 
@@ -207,6 +220,19 @@ async def test_an_unreachable_head_is_left_out_until_it_is_heard_of_again() -> N
             assert response.status == 200
         assert [chat["attempts"] for chat in await finished_chats(tracker, 2)] == [2, 1]
         assert sum(len(head.requests) for head in heads) == 2
+
+
+async def test_the_hop_that_a_head_blames_is_left_out_and_the_head_is_not() -> None:
+    async with running_tracker() as tracker, running_head() as head, running_head() as whole:
+        head_id = tracker.register("head", "0-21", url=head.url, layer_tokens_per_s=9000.0)
+        tail_id = tracker.register("tail", "22-39", layer_tokens_per_s=9000.0)
+        tracker.register("whole", "0-39", url=whole.url)
+        head.refusal = (502, {"message": "link broke", "code": "link", "culprit": tail_id})
+        async with post(tracker) as response:
+            assert response.status == 200
+        states = {node.node_id: node.is_suspected for node in tracker.server.fleet.nodes()}
+
+    assert (states[head_id], states[tail_id]) == (False, True)
 
 
 async def test_when_every_route_fails_the_client_is_told_once() -> None:
@@ -309,6 +335,19 @@ async def test_a_client_that_stops_reading_is_given_up(monkeypatch: pytest.Monke
     assert finished["outcome"] == "client_gone"
 
 
+async def test_a_model_that_has_gone_is_not_meant_by_a_request_without_a_name() -> None:
+    async with mesh({}) as (tracker, _):
+        gone = make_registration("gone", "0-39", model=make_card(name="gone"))
+        tracker.server.handle(NodeRegistered(gone))
+        async with post(tracker, model=None) as response:
+            assert (response.status, (await response.json())["error"]["param"]) == (404, "model")
+        tracker.server.handle(NodeLeft(Leave(node_id=gone.node_id, incarnation=gone.incarnation)))
+        async with post(tracker, model=None) as response:
+            assert (await response.json())["model"] == "tiny"
+        async with post(tracker, model="gone") as response:
+            assert (await response.json())["error"]["code"] == "no_route"
+
+
 async def test_many_chats_at_once_leave_nothing_behind_and_one_event_each() -> None:
     async with mesh({}, {}) as (tracker, _):
         async with asyncio.TaskGroup() as tasks:
@@ -384,5 +423,3 @@ async def test_a_node_that_falls_silent_leaves_the_candidates() -> None:
             answer = await response.json()
 
     assert (response.status, answer["error"]["code"]) == (503, "no_route")
-
-

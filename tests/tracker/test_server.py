@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from meshnet_protocol.messages import Heartbeat, Leave
+from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.server import run_tracker
 from meshnet_tracker.settings import TrackerSettings
@@ -40,13 +41,12 @@ async def test_a_node_registers_beats_and_leaves() -> None:
     fast, slow = make_registration("fast", "0-21"), make_registration("slow", "0-39")
     async with running_tracker(heartbeat_period_s=5.0) as tracker:
         assert await tell(tracker, "register", fast) == (
-            200, {"node_id": fast.node_id, "heartbeat_period_s": 5.0, "wanted_entry_layers": []}
+            200,
+            {"node_id": fast.node_id, "heartbeat_period_s": 5.0, "wanted_entry_layers": []},
         )
         _, reply = await tell(tracker, "register", slow)
         assert reply["wanted_entry_layers"] == [22]
-        beat = Heartbeat(
-            node_id=slow.node_id, incarnation=slow.incarnation, queue_depth=2, entry_layers=(0, 22)
-        )
+        beat = Heartbeat(node_id=slow.node_id, incarnation=slow.incarnation, queue_depth=2, entry_layers=(0, 22))
         assert await tell(tracker, "heartbeat", beat) == (200, {"is_known": True, "wanted_entry_layers": [22]})
         _, nodes, _ = await ask(tracker, "/v1/nodes")
         _, health, _ = await ask(tracker, "/health")
@@ -57,12 +57,16 @@ async def test_a_node_registers_beats_and_leaves() -> None:
         _, empty_health, _ = await ask(tracker, "/health")
 
     assert [(n["node_id"], n["state"], n["queue_depth"], n["entry_layers"]) for n in nodes["nodes"]] == [
-        (fast.node_id, "ready", 0, [0]), (slow.node_id, "ready", 2, [0, 22]),
+        (fast.node_id, "ready", 0, [0]),
+        (slow.node_id, "ready", 2, [0, 22]),
     ]
     assert health == {"status": "ok", "models": ["tiny"], "ready": True}
     assert empty_health == {"status": "ok", "models": ["tiny"], "ready": False}
     assert [(event["event"], event["epoch"]) for event in events["events"]] == [
-        ("node joined", 1), ("node joined", 2), ("node recut", 2), ("node left", 3),
+        ("node joined", 1),
+        ("node joined", 2),
+        ("node recut", 2),
+        ("node left", 3),
     ]
 
 
@@ -149,7 +153,7 @@ def test_a_taken_port_is_one_line_of_text() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(SystemExit, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+        with pytest.raises(SettingsError, match=rf"cannot listen on 127.0.0.1 port {port} \(Address already in use\)"):
             run_tracker(TrackerSettings(port=port))
 
 

@@ -3,20 +3,22 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_tracker import sse
 from meshnet_tracker.sse import COMMENT, EventParser, write_event
 
+# On a busy machine an example may take long without anything being wrong.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
+
 payloads = st.lists(st.binary(min_size=1, max_size=30).filter(lambda data: not set(data) & set(b"\r\n")), max_size=8)
 
 
 @given(payloads, st.lists(st.integers(0, 300)), st.sampled_from([b"\n", b"\r\n"]))
-def test_events_do_not_depend_on_how_the_stream_was_cut(
-    written: list[bytes], cuts: list[int], line_end: bytes
-) -> None:
+def test_events_do_not_depend_on_how_the_stream_was_cut(written: list[bytes], cuts: list[int], line_end: bytes) -> None:
     stream = b"".join(COMMENT + b"event: x\n" + write_event(payload) for payload in written)
     stream = stream.replace(b"\n", line_end)
     edges = [0, *sorted(cuts), len(stream)]

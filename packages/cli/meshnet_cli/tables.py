@@ -8,15 +8,23 @@ from rich.table import Table
 
 Json = Mapping[str, Any]
 
-ROUTE_COLUMN_CHARS_MIN = 16
+ROUTE_COLUMN_CHARS_MIN = 14
 STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "decayed": "dim"}
 
 
 def routes_table(model: Json) -> Table:
     """The learned routes of one model, best first, as ``GET /v1/routing`` lists them."""
-    table = Table(title=f"{model['model']}, epoch {model['epoch']}", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    table = Table(
+        title=f"{model['model']}, epoch {model['epoch']}",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
+    )
     table.add_column("route", overflow="fold", min_width=ROUTE_COLUMN_CHARS_MIN)
-    for column in ("status", "tok/s", "coeff.", "expect", "actual", "samples", "weight", "busy"):
+    for column in ("status", "tok/s", "coeff.", "expect", "actual", "samples", "weight", "load"):
         table.add_column(column, justify="right", no_wrap=True)
     for arm in model["candidates"]:
         style = STATUS_STYLES.get(arm["status"], "")
@@ -36,7 +44,15 @@ def routes_table(model: Json) -> Table:
 
 def nodes_table(nodes: Sequence[Json]) -> Table:
     """Who holds which layers, as ``GET /v1/nodes`` lists them."""
-    table = Table(title="nodes", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1), collapse_padding=True, pad_edge=False, show_edge=False)
+    table = Table(
+        title="nodes",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
+    )
     for column in ("node", "model", "layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
         table.add_column(column, justify="left" if column in ("node", "model") else "right", overflow="fold")
     for node in nodes:
@@ -51,6 +67,13 @@ def nodes_table(nodes: Sequence[Json]) -> Table:
             f"{node['heartbeat_age_s']:.1f} s ago",
         )
     return table
+
+
+def plain_table(title: str) -> Table:
+    """Few lines and no waste of width: the routes must fit a terminal of 80 columns."""
+    return Table(
+        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
+    )
 
 
 def hop_text(hop: Json) -> str:

@@ -4,10 +4,10 @@ import os
 from typing import Annotated
 
 import typer
-from meshnet_tracker.server import run_tracker
 
 from meshnet_cli.errors import CommandError
 from meshnet_cli.logs import configure_logs
+from meshnet_tracker.server import run_tracker
 from meshnet_tracker.settings import TrackerSettings
 
 MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"

@@ -21,7 +21,7 @@ import structlog
 from aiohttp import web
 
 from meshnet_node.engine.api import Engine, EngineOptions
-from meshnet_node.errors import NodeError, SettingsError, http_status_of
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
 from meshnet_node.link import LINK_PATH, LinkPool
 from meshnet_node.model_source import resolve_model
@@ -93,7 +93,7 @@ class NodeApp:
         try:
             body = msgspec.json.decode(await request.read(), type=HeadRequest)
         except msgspec.MsgspecError as error:
-            return error_response(400, "invalid_request", f"the request body is not a chat request: {error}")
+            return error_response(RequestError(f"the request body is not a chat request: {error}"))
         writer = ChatWriter(model=self._engine.card.name)
         response: web.StreamResponse | None = None
         try:
@@ -105,7 +105,7 @@ class NodeApp:
                     await response.write(event)
         except NodeError as error:
             if response is None:
-                return error_response(http_status_of(error), error.code, str(error))
+                return error_response(error)
             log.warning("chat ended in an error", code=error.code, error=str(error))
             await response.write(writer.error(error))
         await response.write(SSE_DONE)
@@ -157,7 +157,7 @@ class ChatWriter:
         )
 
     def error(self, error: NodeError) -> bytes:
-        return b"data: " + msgspec.json.encode({"error": error_body(error.code, str(error))}) + b"\n\n"
+        return b"data: " + msgspec.json.encode({"error": error_body(error)}) + b"\n\n"
 
     def _chunk(
         self,
@@ -185,12 +185,26 @@ async def start_sse(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def error_body(code: str, message: str) -> dict[str, str | None]:
-    return {"message": message, "type": "meshnet_node_error", "param": None, "code": code}
+def error_body(error: NodeError) -> dict[str, str | None]:
+    """An OpenAI error object; ``culprit`` names the hop further down that failed, where one did."""
+    match error:
+        case LinkError():
+            culprit: NodeId | None = error.node_id
+        case RemoteHopError():
+            culprit = error.culprit if error.code == LinkError.code else None
+        case _:
+            culprit = None
+    return {
+        "message": str(error),
+        "type": "meshnet_node_error",
+        "param": None,
+        "code": error.code,
+        "culprit": culprit,
+    }
 
 
-def error_response(status: int, code: str, message: str) -> web.Response:
-    return web.json_response({"error": error_body(code, message)}, status=status)
+def error_response(error: NodeError) -> web.Response:
+    return web.json_response({"error": error_body(error)}, status=http_status_of(error))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,8 +1,8 @@
 """The outermost ASGI layer: request ids, forgiving paths, CORS, and the chat endpoint before the framework.
 
-    OpenAI endpoints        any web page may call them: preflights are answered, no credentials
-    everything else         only pages of the tracker's own origin, so that a page elsewhere cannot drive an
-                            open tracker on somebody's loopback address
+OpenAI endpoints        any web page may call them: preflights are answered, no credentials
+everything else         only pages of the tracker's own origin, so that a page elsewhere cannot drive an
+                        open tracker on somebody's loopback address
 """
 
 import re

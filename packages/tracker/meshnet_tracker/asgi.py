@@ -56,9 +56,7 @@ def bounded_send(send: Send) -> Send:
 
 async def send_json(send: Send, status: int, body: bytes, headers: Headers = ()) -> None:
     length = (b"content-length", str(len(body)).encode())
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [*JSON_HEADERS, length, *headers]}
-    )
+    await send({"type": "http.response.start", "status": status, "headers": [*JSON_HEADERS, length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 

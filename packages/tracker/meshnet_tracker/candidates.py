@@ -9,7 +9,7 @@ all heads, and 10,000 nodes cost one pass over their entry layers.
 A completion is only ever built on a layer from which the end can be reached, so the greedy walk
 ("the longest-advancing hop") cannot run into a dead end that a shorter hop would have avoided.
 
-A candidate's prior, in tokens/s, is that of its slowest hop (ADR-0021):
+A candidate's prior, in tokens/s, is that of its slowest hop:
 
     min over hops of  layer_tokens_per_s / layers_run / (1 + queue_depth) * reputation
 """
@@ -65,8 +65,10 @@ class RouteStructure:
         steps = _best_steps(nodes, layer_count)
         # A head runs its whole shard: a node that merely contains layer 0 does not exist, shards start there.
         self._heads = [
-            node for node in nodes
-            if node.shard.first == 0 and 0 in node.entry_layers
+            node
+            for node in nodes
+            if node.shard.first == 0
+            and 0 in node.entry_layers
             and (node.shard.next_layer == layer_count or node.shard.next_layer in steps)
         ]
         self._steps = _reachable(steps, {head.shard.next_layer for head in self._heads})
@@ -126,9 +128,7 @@ class CandidateCache:
 
 
 def structure_of(model: ServedModel) -> RouteStructure:
-    return RouteStructure(
-        model_key=model.model_key, layer_count=model.card.layer_count, nodes=model.ready_nodes()
-    )
+    return RouteStructure(model_key=model.model_key, layer_count=model.card.layer_count, nodes=model.ready_nodes())
 
 
 def enumerate_routes(model: ServedModel, *, limit: int = ROUTE_CANDIDATES_MAX) -> tuple[Candidate, ...]:
@@ -139,9 +139,7 @@ def enumerate_routes(model: ServedModel, *, limit: int = ROUTE_CANDIDATES_MAX) -
     return candidates
 
 
-def covering_chains(
-    *, model_key: ModelKey, layer_count: int, nodes: Sequence[FleetNode]
-) -> Iterator[Route]:
+def covering_chains(*, model_key: ModelKey, layer_count: int, nodes: Sequence[FleetNode]) -> Iterator[Route]:
     """Every chain the nodes can form, in greedy order, those that the enumeration passes over included.
 
     There may be exponentially many: take what is needed and stop.
@@ -153,9 +151,9 @@ def covering_chains(
         if start_layer == layer_count:
             yield Route(model_key, hops)
             return
-        options = by_start.get(start_layer, []) if hops else [
-            node for node in by_start.get(0, []) if node.shard.first == 0
-        ]
+        options = (
+            by_start.get(start_layer, []) if hops else [node for node in by_start.get(0, []) if node.shard.first == 0]
+        )
         for node in sorted(options, key=_greedy_rank):
             if node.shard.next_layer == layer_count or node.shard.next_layer in completable:
                 hop = Hop(node.node_id, node.shard, node.shard.starting_at(start_layer))
@@ -185,7 +183,8 @@ def explain_no_route(model: ServedModel) -> str:
     stuck_at = _furthest_layer(nodes)
     holders = sorted(
         f"{node.node_id} (enterable at {', '.join(map(str, sorted(node.entry_layers))) or 'no layer'})"
-        for node in nodes if node.shard.first <= stuck_at <= node.shard.last
+        for node in nodes
+        if node.shard.first <= stuck_at <= node.shard.last
     )
     return f"{name}: layer {stuck_at} is held, but cannot be entered there yet: {'; '.join(holders[:4])}"
 
@@ -214,8 +213,7 @@ def _best_steps(nodes: Sequence[FleetNode], layer_count: int) -> dict[int, _Step
     steps: dict[int, _Step] = {}
     for start_layer in sorted(by_start, reverse=True):
         completable = [
-            node for node in by_start[start_layer]
-            if node.shard.last + 1 == layer_count or node.shard.last + 1 in steps
+            node for node in by_start[start_layer] if node.shard.last + 1 == layer_count or node.shard.last + 1 in steps
         ]
         if completable:
             steps[start_layer] = _Step(min(completable, key=_greedy_rank), start_layer)

@@ -9,10 +9,12 @@ import msgspec
 from meshnet_protocol.messages import HopTiming, Usage
 from meshnet_tracker.errors import ClientError, ClientGoneError, OverloadedError
 from meshnet_tracker.fleet import ServedModel
-from meshnet_tracker.head_client import HeadEvent
+from meshnet_tracker.head_events import HeadEvent
 from meshnet_tracker.openai_schema import ChatCall
 from meshnet_tracker.router import RouteDecision
 
+CLIENT_WAIT_S_MAX = 0.25
+CLIENT_WAIT_SHARE_MAX = 0.05
 FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 
 
@@ -36,11 +38,13 @@ class Chat:
     model: ServedModel | None = None
     decision: RouteDecision | None = None
     attempts: int = 0
-    outcome: Outcome = Outcome.NODE_FAULT
+    outcome: Outcome | None = None
     is_sampled: bool = False
     dispatched_at: float = 0.0
     first_text_at: float | None = None
     last_byte_at: float | None = None
+    client_wait_s: float = 0.0
+    """How long the head's stream stood still because the client did not take more."""
     finish_reason: str | None = None
     drawn_tokens: int = 0
     reported_usage: Usage | None = None
@@ -59,6 +63,7 @@ class Chat:
         self.dispatched_at = now
         self.first_text_at = self.last_byte_at = self.finish_reason = self.reported_usage = None
         self.drawn_tokens = 0
+        self.client_wait_s = 0.0
         self.timings = ()
 
     def take(self, event: HeadEvent, now: float) -> str:
@@ -97,13 +102,20 @@ class Chat:
         """From dispatch to the head until its last byte arrived."""
         return None if self.last_byte_at is None else self.last_byte_at - self.dispatched_at
 
+    @property
+    def tells_of_its_route(self) -> bool:
+        """A complete answer whose speed was the route's own, and not that of a client which reads slowly."""
+        if self.outcome is not Outcome.COMPLETED or self.run_s is None:
+            return False
+        return self.client_wait_s <= max(CLIENT_WAIT_S_MAX, CLIENT_WAIT_SHARE_MAX * self.run_s)
+
     def summary(self, now: float) -> dict[str, Any]:
         """The fields of the ``chat finished`` event. Null where the chat did not get that far."""
         usage, run_s = self.usage, self.run_s
         return {
             "request_id": self.request_id,
             "model": self.model.model_key if self.model else None,
-            "outcome": self.outcome.value,
+            "outcome": (self.outcome or Outcome.NODE_FAULT).value,
             "signature": self.decision.signature if self.decision else None,
             "mode": self.decision.mode.value if self.decision else None,
             "attempts": self.attempts,

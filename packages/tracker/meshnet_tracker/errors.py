@@ -1,22 +1,22 @@
 """What can go wrong in the tracker, split by who is at fault. How each reads over HTTP: ``openai_errors.py``.
 
-    TrackerError
-    ├── SettingsError                     whoever started the tracker gave a value it cannot work with
-    ├── RegistrationRefusedError          a node says something that cannot be
-    │   └── RegistrationConflictError     ... or something that contradicts what is known already
-    ├── ClientError                       the sender of the chat is at fault
-    │   ├── MalformedRequestError         not what the endpoint accepts
-    │   ├── BodyTooLargeError
-    │   ├── UnknownModelError
-    │   ├── InvalidRouteError             a pinned route that can never work
-    │   └── RefusedByHeadError            the head's own 4xx, handed on as it is
-    ├── MeshError                         a good request that the mesh cannot serve now
-    │   ├── NoRouteError                  no chain of ready nodes holds all layers
-    │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
-    │   ├── NodeLostError                 every route that was tried broke
-    │   └── OverloadedError               every route that was tried was full
-    ├── AttemptFailedError                one route failed one chat; another may still serve it
-    └── ClientGoneError                   nobody is listening any more
+TrackerError
+├── SettingsError                     whoever started the tracker gave a value it cannot work with
+├── RegistrationRefusedError          a node says something that cannot be
+│   └── RegistrationConflictError     ... or something that contradicts what is known already
+├── ClientError                       the sender of the chat is at fault
+│   ├── MalformedRequestError         not what the endpoint accepts
+│   ├── BodyTooLargeError
+│   ├── UnknownModelError
+│   ├── InvalidRouteError             a pinned route that can never work
+│   └── RefusedByHeadError            the head's own 4xx, handed on as it is
+├── MeshError                         a good request that the mesh cannot serve now
+│   ├── NoRouteError                  no chain of ready nodes holds all layers
+│   ├── RouteUnavailableError         a pinned route whose nodes are not ready
+│   ├── NodeLostError                 every route that was tried broke
+│   └── OverloadedError               every route that was tried was full
+├── AttemptFailedError                one route failed one chat; another may still serve it
+└── ClientGoneError                   nobody is listening any more
 """
 
 from collections.abc import Mapping

@@ -350,8 +350,7 @@ class Fleet:
 
     def _forget_models(self, now: float) -> None:
         forgotten = [
-            key for key, model in self._models.items()
-            if not model.nodes and now - model.emptied_at > DEPARTED_MEMORY_S
+            key for key, model in self._models.items() if not model.nodes and now - model.emptied_at > DEPARTED_MEMORY_S
         ]
         for key in forgotten:
             del self._models[key]

@@ -17,8 +17,9 @@ import msgspec
 
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import NodeId
-from meshnet_protocol.messages import Choice, HeadReport, HeadRequest, PlannedHop, Usage
+from meshnet_protocol.messages import HeadRequest, PlannedHop
 from meshnet_tracker.errors import AttemptFailedError, RefusedByHeadError
+from meshnet_tracker.head_events import HeadEvent, decode_event
 from meshnet_tracker.sse import DONE, EventParser
 
 CONNECT_S_MAX = 3.0
@@ -30,18 +31,6 @@ OVERLOAD_CODES = {"no_free_slot", "overloaded"}
 
 _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
-
-
-class HeadEvent(msgspec.Struct, frozen=True):
-    """What the tracker reads of one stream event; the rest of a ``ChatChunk`` it writes itself."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    meshnet: HeadReport | None = None
-    error: dict[str, Any] | None = None
-
-
-_decoder = msgspec.json.Decoder(HeadEvent)
 
 
 def open_session() -> aiohttp.ClientSession:
@@ -63,9 +52,7 @@ async def open_chat(
     """
     url = f"{head.url.rstrip('/')}/v1/chat/completions"
     try:
-        response = await session.post(
-            url, data=msgspec.json.encode(request), headers=_JSON, allow_redirects=False
-        )
+        response = await session.post(url, data=msgspec.json.encode(request), headers=_JSON, allow_redirects=False)
     except _NETWORK_ERRORS as error:
         raise _unreachable(head.node_id, error) from error
     async with response:
@@ -84,7 +71,7 @@ async def _read_events(response: aiohttp.ClientResponse, head: NodeId) -> AsyncG
                     # The body's last, empty chunk is read too, so that the connection can serve the next chat.
                     await response.read()
                     return
-                event = _decoder.decode(data)
+                event = decode_event(data)
                 if event.error is not None:
                     raise _failed(event.error, head)
                 yield event

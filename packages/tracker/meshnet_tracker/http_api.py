@@ -80,7 +80,9 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/routing")
     async def routing(model: str | None = None) -> Response:
-        models = _live_models(parts) if model is None else [parts.router.resolve_model(model)]
+        models = [m for m in _live_models(parts) if model in (None, m.card.name, m.model_key)]
+        if not models and model is not None:
+            models = [parts.router.resolve_model(model)]
         return _json(routing_table(parts.router, parts.stats, models, time.monotonic()))
 
     @app.get("/v1/events")
@@ -118,9 +120,7 @@ def _add_node_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         if not parts.fleet.is_known(beat.node_id, beat.incarnation):
             return _json(HeartbeatReply(is_known=False))
         parts.handle(HeartbeatReceived(beat))
-        return _json(
-            HeartbeatReply(is_known=True, wanted_entry_layers=parts.fleet.wanted_entry_layers(beat.node_id))
-        )
+        return _json(HeartbeatReply(is_known=True, wanted_entry_layers=parts.fleet.wanted_entry_layers(beat.node_id)))
 
     @app.post("/v1/nodes/leave")
     async def leave(request: Request) -> Response:

@@ -156,9 +156,7 @@ def _message(message: Any, param: str) -> Json:
         raise MalformedRequestError(f"'{param}' must be an object.", param=param)
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
-        raise MalformedRequestError(
-            f"'{param}.role' must be one of {', '.join(sorted(ROLES))}.", param=f"{param}.role"
-        )
+        raise MalformedRequestError(f"'{param}.role' must be one of {', '.join(sorted(ROLES))}.", param=f"{param}.role")
     if message.get("tool_calls") or message.get("function_call"):
         raise MalformedRequestError(
             f"'{param}': tool calls are not supported by this server yet.", param=f"{param}.tool_calls"

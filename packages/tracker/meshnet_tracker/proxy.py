@@ -80,7 +80,7 @@ class ChatProxy:
         try:
             await self._serve(chat, receive, bounded_send(send))
         except* ClientGoneError:
-            chat.outcome = Outcome.CLIENT_GONE
+            chat.outcome = chat.outcome or Outcome.CLIENT_GONE
         finally:
             self._events.append("chat finished", **chat.summary(self._clock()))
 
@@ -180,9 +180,11 @@ class ChatProxy:
         async with open_chat(self.session, head, request) as events:
             await reply.accept(_route_header(decision))
             async for event in events:
-                text = chat.take(event, self._clock())
+                arrived_at = self._clock()
+                text = chat.take(event, arrived_at)
                 if text:
                     await reply.write(text)
+                    chat.client_wait_s += self._clock() - arrived_at
         if chat.finish_reason is None:
             raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
         chat.complete(self._clock())
@@ -209,11 +211,10 @@ class ChatProxy:
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
-        if chat.outcome is not Outcome.COMPLETED or chat.run_s is None:
-            return
-        chat.is_sampled = self._router.observe(
-            decision, completion_tokens=chat.usage.completion_tokens, seconds=chat.run_s, now=self._clock()
-        )
+        if chat.tells_of_its_route and chat.run_s is not None:
+            chat.is_sampled = self._router.observe(
+                decision, completion_tokens=chat.usage.completion_tokens, seconds=chat.run_s, now=self._clock()
+            )
 
     def _note_failure(self, chat: Chat, decision: RouteDecision, error: AttemptFailedError) -> None:
         suspects = [node_id for node_id in error.suspects if node_id in decision.route.node_ids]

@@ -89,9 +89,10 @@ class Router:
         If files of different contents bear the name, the one that can be served, then the one with more nodes.
         Raises UnknownModelError, naming the models there are.
         """
-        models = self._fleet.models()
+        known = self._fleet.models()
+        models = [model for model in known if name is not None or model.nodes] or known
         matching = [m for m in models if name is None or name in (m.card.name, m.model_key)]
-        names = sorted({model.card.name for model in models})
+        names = sorted({model.card.name for model in models if model.nodes})
         if name is None and len(names) > 1:
             raise UnknownModelError(f"The request names no model. Available: {', '.join(names)}.", param="model")
         if not matching:

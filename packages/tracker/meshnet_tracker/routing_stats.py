@@ -56,13 +56,13 @@ class RoutingConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.explore_share <= 1:
-            raise SettingsError(f"route explore share must be between 0 and 1, got {self.explore_share}")
+            raise SettingsError(f"--route-explore-share must be between 0 and 1, not {self.explore_share}")
         if not 0 <= self.weight_alpha < math.inf:
-            raise SettingsError(f"route weight alpha must be a finite number of at least 0, got {self.weight_alpha}")
+            raise SettingsError(f"--route-weight-alpha must be a number of at least 0, not {self.weight_alpha}")
         if not 0 < self.stats_half_life_s < math.inf:
-            raise SettingsError(f"route stats half-life must be more than 0 seconds, got {self.stats_half_life_s}")
+            raise SettingsError(f"--route-stats-half-life must be more than 0 seconds, not {self.stats_half_life_s}")
         if self.min_sample_tokens < 1:
-            raise SettingsError(f"route min sample tokens must be at least 1, got {self.min_sample_tokens}")
+            raise SettingsError(f"MESHNET_ROUTE_MIN_SAMPLE_TOKENS must be at least 1, not {self.min_sample_tokens}")
 
 
 @dataclass(frozen=True, slots=True)

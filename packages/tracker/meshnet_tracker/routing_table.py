@@ -67,5 +67,3 @@ def _candidate_entry(candidate: Candidate, view: ArmView, best_tps: float | None
         "prior_tps": candidate.prior_tps,
         "last_sample_age_s": view.last_sample_age_s,
     }
-
-

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from meshnet_protocol.ids import NodeId
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.candidates import Candidate, CandidateCache
+from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.fleet import (
     Fleet,
@@ -162,14 +163,14 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
 def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
 
-    ``on_listening`` is told the base URL. Raises SystemExit with one line of text if the port is taken.
+    ``on_listening`` is told the base URL. Raises SettingsError if the port is taken.
     Call it in the main thread.
     """
     try:
         listener = listen(settings)
     except OSError as error:
-        raise SystemExit(
-            f"meshnet tracker: cannot listen on {settings.host} port {settings.port}: {error.strerror or error}"
+        raise SettingsError(
+            f"cannot listen on {settings.host} port {settings.port} ({error.strerror or error}); choose another --port"
         ) from error
     with listener, _quiet_signals():
         _log.info("tracker listening", url=url_of(listener))

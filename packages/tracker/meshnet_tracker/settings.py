@@ -29,12 +29,12 @@ class TrackerSettings:
 
     def __post_init__(self) -> None:
         if not self.host:
-            raise SettingsError("host must not be empty")
+            raise SettingsError("--host must not be empty")
         if not 0 <= self.port <= PORT_MAX:
-            raise SettingsError(f"port must be between 0 and {PORT_MAX}, got {self.port}")
+            raise SettingsError(f"--port must be 0 (any free one) to {PORT_MAX}, not {self.port}")
         if not HEARTBEAT_PERIOD_S_MIN <= self.heartbeat_period_s < math.inf:
             raise SettingsError(
-                f"heartbeat period must be at least {HEARTBEAT_PERIOD_S_MIN} seconds, got {self.heartbeat_period_s}"
+                f"--heartbeat-period must be at least {HEARTBEAT_PERIOD_S_MIN} seconds, not {self.heartbeat_period_s}"
             )
         if self.route_candidates_max < 1:
             raise SettingsError(f"route candidates max must be at least 1, got {self.route_candidates_max}")

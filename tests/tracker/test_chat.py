@@ -1,0 +1,84 @@
+"""A chat's record: what it counts, and when it says something about its route."""
+
+from random import Random
+
+import pytest
+
+from meshnet_protocol.messages import Choice, Delta, HeadReport, Usage
+from meshnet_tracker.chat import Chat, Outcome
+from meshnet_tracker.fleet import Fleet, NodeRegistered
+from meshnet_tracker.head_events import HeadEvent
+from meshnet_tracker.openai_schema import parse_chat
+from meshnet_tracker.router import Router
+from meshnet_tracker.routing_stats import RouteStatsStore, RoutingConfig
+from meshnet_tracker.testing import make_registration
+
+BODY = b'{"messages": [{"role": "user", "content": "hi"}]}'
+
+
+def begun_chat() -> Chat:
+    """Received at 0 s, dispatched to a whole-model head at 1 s."""
+    fleet, config = Fleet(), RoutingConfig()
+    fleet.handle(NodeRegistered(make_registration("whole", "0-39")), now=0.0)
+    (model,) = fleet.models()
+    router = Router(fleet=fleet, stats=RouteStatsStore(config), config=config, rng=Random(1))
+    chat = Chat(request_id="r", received_at=0.0, call=parse_chat(BODY, seed_rng=Random(1)), model=model)
+    chat.begin_attempt(router.choose(model, now=1.0), now=1.0)
+    return chat
+
+
+def text_event(text: str) -> HeadEvent:
+    return HeadEvent(choices=[Choice(index=0, delta=Delta(content=text))], meshnet=HeadReport(token_ids=(1, 2)))
+
+
+def test_speed_is_counted_from_dispatch_and_the_first_text_from_arrival() -> None:
+    chat = begun_chat()
+    assert chat.take(text_event("a"), now=2.0) == "a"
+    assert chat.take(text_event("b"), now=3.0) == "b"
+    chat.take(HeadEvent(usage=Usage(prompt_tokens=3, completion_tokens=8, total_tokens=11)), now=5.0)
+    chat.complete(now=5.0)
+
+    summary = chat.summary(now=6.0)
+
+    assert (summary["tps"], summary["ttft_s"], summary["seconds"]) == (8 / 4.0, 2.0, 6.0)
+    assert summary["hops"][0]["work_units"] == 40 * 11
+
+
+def test_tokens_seen_are_counted_where_a_head_gives_no_usage() -> None:
+    chat = begun_chat()
+    chat.take(text_event("a"), now=2.0)
+    assert chat.usage.completion_tokens == 2
+
+
+def test_another_attempt_starts_from_nothing() -> None:
+    chat = begun_chat()
+    chat.take(text_event("a"), now=2.0)
+    assert chat.decision is not None
+    chat.begin_attempt(chat.decision, now=3.0)
+
+    assert (chat.attempts, chat.drawn_tokens, chat.first_text_at) == (2, 0, None)
+
+
+@pytest.mark.parametrize(("client_wait_s", "tells"), [(0.0, True), (0.2, True), (1.0, False)])
+def test_a_slow_reader_says_nothing_about_the_route(client_wait_s: float, tells: bool) -> None:
+    chat = begun_chat()
+    chat.take(text_event("a"), now=2.0)
+    chat.client_wait_s = client_wait_s
+    chat.complete(now=5.0)
+
+    assert chat.outcome is Outcome.COMPLETED
+    assert chat.tells_of_its_route is tells
+
+
+def test_an_unknown_finish_reason_becomes_one_that_clients_know() -> None:
+    chat = begun_chat()
+    chat.take(HeadEvent(choices=[Choice(index=0, delta=Delta(), finish_reason="eos")]), now=2.0)
+    assert chat.finish_reason == "stop"
+
+
+def test_an_answer_without_tokens_says_nothing_about_the_route() -> None:
+    chat = begun_chat()
+    chat.complete(now=5.0)
+
+    assert chat.outcome is Outcome.DEGENERATE
+    assert not chat.tells_of_its_route
