@@ -87,7 +87,7 @@ async def test_a_session_opens_steps_and_closes_over_a_link(tail_engine: Engine)
     ("plan", "code"),
     [
         (lambda url: plan_to(url, start_layer=20), "entry_layer"),
-        (lambda url: plan_to(url, node_id=NodeId("other.w@17-29")), "protocol"),
+        (lambda url: plan_to(url, node_id=NodeId("other.w@17-29")), "plan"),
     ],
 )
 async def test_a_hop_refuses_what_it_cannot_run_and_says_who_refused(

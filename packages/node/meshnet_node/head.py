@@ -81,10 +81,15 @@ class Chat:
         size = self.engine.options.chunk_tokens
         starts = range(0, len(self.prompt), size)
         window = asyncio.Semaphore(STEPS_IN_FLIGHT_MAX)
-        async with asyncio.TaskGroup() as tasks:
-            chunks = [
-                tasks.create_task(self._prefill_chunk(window, start, is_last=start == starts[-1])) for start in starts
-            ]
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                chunks = [
+                    tasks.create_task(self._prefill_chunk(window, start, is_last=start == starts[-1]))
+                    for start in starts
+                ]
+        except ExceptionGroup as group:
+            # When one chunk fails its session fails, and the others only repeat it.
+            raise group.exceptions[0] from None
         token_id = chunks[-1].result()
         assert token_id is not None
         return token_id

@@ -21,7 +21,7 @@ import structlog
 from aiohttp import WSMsgType, web
 
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError
+from meshnet_node.errors import LinkError, NodeError, PlanError, RemoteHopError
 from meshnet_node.link import PING_PERIOD_S, DownstreamSession, LinkPool
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
@@ -138,14 +138,14 @@ class HopService:
 
 def _own_layers(node_id: NodeId, plan: RoutePlan, hop_index: int) -> LayerRange:
     if not 0 <= hop_index < len(plan.hops):
-        raise RemoteProtocolError(f"hop {hop_index} of a plan of {len(plan.hops)} hops")
+        raise PlanError(f"hop {hop_index} of a plan of {len(plan.hops)} hops")
     hop = plan.hops[hop_index]
     if hop.node_id != node_id:
-        raise RemoteProtocolError(f"the plan's hop {hop_index} is {hop.node_id}; this is {node_id}")
+        raise PlanError(f"the plan's hop {hop_index} is {hop.node_id}, and this is {node_id}")
     try:
         return hop.layers()
     except ValueError as error:
-        raise RemoteProtocolError(f"the plan's hop {hop_index}: {error}") from error
+        raise PlanError(f"the plan's hop {hop_index}: {error}") from error
 
 
 class LinkServer:
@@ -221,7 +221,7 @@ class _InboundLink:
                 self._open[session_id] = session
                 await self._send(SessionOpened(session_id=session_id))
                 await asyncio.Event().wait()  # until closed: the owner is cancelled
-        except (NodeError, RemoteProtocolError) as error:
+        except NodeError as error:
             await self._send(self._failure(session_id, error))
         finally:
             self._open.pop(session_id, None)
@@ -246,17 +246,15 @@ class _InboundLink:
             )
         )
 
-    def _failure(self, session_id: SessionId, error: Exception) -> SessionFailed:
+    def _failure(self, session_id: SessionId, error: NodeError) -> SessionFailed:
         match error:
             case RemoteHopError():
-                return SessionFailed(session_id=session_id, code=error.code, message=str(error), culprit=error.culprit)
+                culprit = error.culprit
             case LinkError():
-                return SessionFailed(session_id=session_id, code=error.code, message=str(error), culprit=error.node_id)
-            case NodeError():
-                code = error.code
+                culprit = error.node_id
             case _:
-                code = "protocol"
-        return SessionFailed(session_id=session_id, code=code, message=str(error), culprit=self._hops.node_id)
+                culprit = self._hops.node_id
+        return SessionFailed(session_id=session_id, code=error.code, message=str(error), culprit=culprit)
 
     async def _send(self, header: FrameHeader) -> None:
         # When the link is gone, serve() is ending and takes the sessions with it.
