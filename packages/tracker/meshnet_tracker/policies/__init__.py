@@ -1,0 +1,1 @@
+"""Ways to choose a route; each one is a pure file, and all keep to ``route_policy.RoutePolicy``."""
