@@ -1,0 +1,218 @@
+"""What ``AdaptivePolicy`` believes of one node: how fast it is, how sure that is, how far it can be trusted.
+
+Speed is kept as the logarithm of the node's *pace*, the seconds it takes for one layer of one token when it is
+not crowded: machines differ by factors, and errors of factors are what add up evenly. The mean's weight halves
+with the configured half-life, and with it goes back to what the node advertises, so that no verdict is for ever.
+
+    one odd sample      moves the mean by a bounded step: a heavy tail is not a change
+    two odd ones, or    a change: the mean jumps to them and starts again with little weight, and the node
+    the median of three counts as restless: doubt grows faster from now on, so that it is tried again soon
+
+Failures are counted apart, because a node that fails is often the fastest of all. They weigh on the node's cost
+by their share, and put it aside for a time that grows with every further one and always ends.
+"""
+
+import math
+
+from meshnet_protocol.ids import Incarnation
+
+PRIOR_MASS = 0.3
+PRIOR_SD = 0.6
+MASS_MAX = 30.0
+NOISE_SD = 0.3
+STEP_MAX = 0.45
+JUMP_OF_TWO = 0.8
+JUMP_OF_THREE = 0.45
+MASS_AFTER_JUMP = 1.5
+DOUBT_PER_S = 0.16 / 600
+RESTLESS_FACTOR = 10.0
+RESTLESS_HALF_LIFE_S = 900.0
+DISPUTED_MASS = 0.5
+FAULT_HALF_LIFE_S = 900.0
+FAULT_SHARE_PRIOR = 3.0
+FAULT_WEIGHT = 12.0
+COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 15.0, 4.0, 600.0
+BLAME_TO_COOL = 0.5
+PROMPT_SHARE_TYPICAL = 0.12
+PROMPT_SHARE_MIN, PROMPT_SHARE_MAX = 0.002, 2.0
+PROMPT_SHARE_GAIN = 0.15
+ACCESS_GAIN = 0.2
+BASE_KEPT_S = 0.5
+
+
+class NodeBelief:
+    """One node, as one incarnation after another; ``start`` says that another one has begun."""
+
+    __slots__ = (
+        "_at",
+        "_base",
+        "_base_until",
+        "_faults",
+        "_faults_at",
+        "_last_two",
+        "_mass",
+        "_mean",
+        "_oks",
+        "_prior",
+        "_restless",
+        "access_s",
+        "cooling_until",
+        "crowd_at",
+        "crowd_clock",
+        "in_flight",
+        "incarnation",
+        "is_on_probation",
+        "prompt_share",
+        "sampled_at",
+        "scouts",
+        "slots",
+        "started_at",
+    )
+
+    def __init__(self, now: float) -> None:
+        self.incarnation = Incarnation("")
+        self.slots = 1
+        self.in_flight = 0
+        self.scouts = 0
+        self.crowd_clock = 0.0
+        """The integral over time of how crowded the node was: two readings give a request's mean crowd."""
+        self.crowd_at = now
+        self.access_s = 0.0
+        self.prompt_share = PROMPT_SHARE_TYPICAL
+        self.cooling_until = -math.inf
+        self.is_on_probation = False
+        """It failed, and nothing has succeeded on it since."""
+        self.sampled_at: float | None = None
+        self._prior = 0.0
+        self._mean = 0.0
+        self._mass = 0.0
+        self._at = now
+        self._last_two: tuple[float, ...] = ()
+        self._restless = 0.0
+        self._faults = 0.0
+        self._oks = 0.0
+        self._faults_at = now
+        self.started_at = now
+        self._base = 1.0
+        self._base_until = -math.inf
+
+    def start(self, incarnation: Incarnation, *, layer_tokens_per_s: float, slots: int, now: float) -> None:
+        """A process has registered: nothing runs on it yet, and what is known of its predecessor is a hint."""
+        self._base_until = -math.inf
+        if self.incarnation != incarnation:
+            self.started_at = now
+        if self.incarnation not in ("", incarnation):
+            self._mass = min(self._mass, DISPUTED_MASS)
+            self.in_flight = self.scouts = 0
+        self.incarnation = incarnation
+        self.slots = max(1, slots)
+        self._prior = -math.log(min(1e9, max(1e-6, layer_tokens_per_s)))
+
+    @property
+    def is_unproven(self) -> bool:
+        """Nothing has been measured of this process, or nothing since it failed."""
+        return self._mass <= DISPUTED_MASS or self.is_on_probation
+
+    def is_restless(self) -> bool:
+        return self._restless > 0.5
+
+    def base_s(self, now: float, half_life_s: float) -> float:
+        """Seconds per layer and token, failures priced in. Kept for a moment, because every decision asks for it."""
+        if now < self._base_until:
+            return self._base
+        self._base = math.exp(self.log_pace(now, half_life_s)) * (1 + FAULT_WEIGHT * self.fault_share(now))
+        self._base_until = now + BASE_KEPT_S
+        return self._base
+
+    def mass(self, now: float, half_life_s: float) -> float:
+        return self._mass * math.exp2(-max(0.0, now - self._at) / half_life_s)
+
+    def log_pace(self, now: float, half_life_s: float) -> float:
+        mass = self._mass * math.exp2(-max(0.0, now - self._at) / half_life_s)
+        return (mass * self._mean + PRIOR_MASS * self._prior) / (mass + PRIOR_MASS)
+
+    def deviation(self, now: float, half_life_s: float) -> float:
+        """Of the logarithm of its pace: little when often measured, growing with silence."""
+        mass = self.mass(now, half_life_s)
+        age_s = max(0.0, now - self._at) if self._mass else 0.0
+        restless = self._restless * math.exp2(-age_s / RESTLESS_HALF_LIFE_S)
+        drift = DOUBT_PER_S * age_s * (1 + RESTLESS_FACTOR * restless)
+        known = NOISE_SD * NOISE_SD * mass + PRIOR_SD * PRIOR_SD * PRIOR_MASS
+        return math.sqrt(known / (mass + PRIOR_MASS) ** 2 + drift)
+
+    def observe(self, pace_s: float, now: float, half_life_s: float) -> None:
+        """A finished request's seconds per layer and token here, its crowd taken out."""
+        if not 0 < pace_s < math.inf:
+            return
+        self._base_until = -math.inf
+        sample = math.log(pace_s)
+        self._restless *= math.exp2(-max(0.0, now - self._at) / RESTLESS_HALF_LIFE_S)
+        self._mass = self.mass(now, half_life_s)
+        self._at = max(self._at, now)
+        self.sampled_at = self._at
+        if self._mass <= DISPUTED_MASS:
+            self._mean, self._mass = sample, 1.0
+        else:
+            self._take(sample)
+        self._last_two = (*self._last_two[-1:], sample)
+
+    def _take(self, sample: float) -> None:
+        changed = self._changed_to(sample)
+        if changed is not None:
+            self._mean, self._mass = changed, MASS_AFTER_JUMP
+            self._restless = 1.0
+            return
+        self._mass = min(MASS_MAX, self._mass + 1)
+        self._mean += max(-STEP_MAX, min(STEP_MAX, sample - self._mean)) / self._mass
+
+    def _changed_to(self, sample: float) -> float | None:
+        """Where the pace has gone, if the last samples agree that it has gone somewhere."""
+        if not self._last_two:
+            return None
+        offs = [x - self._mean for x in (*self._last_two, sample)]
+        last, before = offs[-1], offs[-2]
+        if last * before > 0 and min(abs(last), abs(before)) > JUMP_OF_TWO:
+            return self._mean + min(last, before, key=abs)
+        median = sorted(offs)[1]
+        return self._mean + median if len(offs) == 3 and abs(median) > JUMP_OF_THREE else None
+
+    def succeed(self, now: float) -> None:
+        self._forget_faults(now)
+        self._oks += 1
+        self.is_on_probation = False
+
+    def fail(self, blame: float, now: float) -> None:
+        """``blame``: the part of one failure that is this node's, 0 to 1."""
+        self._forget_faults(now)
+        self._faults += blame
+        if blame >= BLAME_TO_COOL:
+            cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** min(4.0, self._faults - 1)
+            self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
+            self.is_on_probation = True
+
+    def fault_share(self, now: float) -> float:
+        fade = math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
+        faults = self._faults * fade
+        return faults / (faults + self._oks * fade + FAULT_SHARE_PRIOR)
+
+    def _forget_faults(self, now: float) -> None:
+        fade = math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
+        self._faults *= fade
+        self._oks *= fade
+        self._faults_at = max(self._faults_at, now)
+        self._base_until = -math.inf
+
+    def crowd(self, more: int = 0) -> float:
+        """By what factor each of its requests slows down, with ``more`` than there are."""
+        return max(1.0, (self.in_flight + more) / self.slots)
+
+    def run_crowd_clock(self, now: float) -> float:
+        elapsed_s = now - self.crowd_at
+        if elapsed_s > 0:
+            self.crowd_clock += elapsed_s * self.crowd()
+            self.crowd_at = now
+        return self.crowd_clock
+
+    def learn_prompt_share(self, share: float) -> None:
+        bounded = max(PROMPT_SHARE_MIN, min(PROMPT_SHARE_MAX, share))
+        self.prompt_share *= math.exp(PROMPT_SHARE_GAIN * math.log(bounded / self.prompt_share))
