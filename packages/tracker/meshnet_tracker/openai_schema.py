@@ -43,6 +43,8 @@ _UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
     "grammar": lambda value: value == "",
 }
 
+CHARS_PER_TOKEN = 4
+
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
@@ -53,6 +55,12 @@ class ChatCall:
     includes_usage: bool
     pinned: tuple[NodeId, ...] | None
     head_request: HeadRequest
+
+    @property
+    def prompt_tokens_about(self) -> int:
+        """A guess from the length of the text: only the head can count tokens."""
+        contents = (message.get("content") for message in self.head_request.messages)
+        return sum(len(content) for content in contents if isinstance(content, str)) // CHARS_PER_TOKEN
 
 
 def parse_chat(body: bytes, *, seed_rng: Random) -> ChatCall:

@@ -10,7 +10,6 @@ from typing import TypeVar
 from meshnet_protocol.ids import Incarnation, NodeId, Signature
 from meshnet_tracker.route_policy import Flight
 
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from meshnet_tracker.candidates import Candidate
 from meshnet_tracker.fleet import ServedModel
-from meshnet_tracker.router import Router
 from meshnet_tracker.route_policy import ArmOpinion
+from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import ArmStatus, ArmView, RouteStatsStore
 
 

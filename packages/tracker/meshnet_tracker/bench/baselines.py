@@ -39,9 +39,7 @@ def every_chain() -> Callable[[ServedModel], tuple[Candidate, ...]]:
             priced = [
                 Candidate(
                     route,
-                    min(
-                        model.nodes[hop.node_id].layer_tokens_per_s / hop.layers.layer_count for hop in route.hops
-                    ),
+                    min(model.nodes[hop.node_id].layer_tokens_per_s / hop.layers.layer_count for hop in route.hops),
                 )
                 for route in islice(chains, CHAINS_MAX)
             ]

@@ -16,8 +16,8 @@ from meshnet_tracker.bench.baselines import (
     Uniform,
     every_chain,
 )
+from meshnet_tracker.bench.contender import Contender
 from meshnet_tracker.bench.oracles import Clairvoyant
-from meshnet_tracker.bench.simulator import Contender
 from meshnet_tracker.policies.adaptive import AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.routing_stats import RoutingConfig
@@ -55,12 +55,8 @@ _MADE = (
     _baseline(LiteLlm),
     _baseline(Petals),
     _baseline(DiscountedUcb),
-    Contender(
-        "thompson-route", lambda _: ThompsonRoutes(with_load=False), enumerate_routes=every_chain, cap="all"
-    ),
-    Contender(
-        "thompson-route-load", lambda _: ThompsonRoutes(with_load=True), enumerate_routes=every_chain, cap="all"
-    ),
+    Contender("thompson-route", lambda _: ThompsonRoutes(with_load=False), enumerate_routes=every_chain, cap="all"),
+    Contender("thompson-route-load", lambda _: ThompsonRoutes(with_load=True), enumerate_routes=every_chain, cap="all"),
     _baseline(ThompsonHops),
 )
 CONTENDERS = {contender.name: contender for contender in _MADE}

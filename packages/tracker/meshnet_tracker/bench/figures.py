@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from random import Random
 from statistics import fmean
 
-from meshnet_tracker.bench.simulator import Asked, Record
+from meshnet_tracker.bench.contender import Asked, Record
 from meshnet_tracker.bench.worlds import World
 
 BOOTSTRAP_DRAWS = 1000
@@ -24,7 +24,7 @@ class Figures:
     """One policy in one world with one seed, warm-up left out; seconds are of completed requests."""
 
     tps: float
-    """Mean over requests of their tokens/s."""
+    """Mean over requests of their tokens/s; one that failed counts as 0, one whose client left not at all."""
     token_s: float
     """All seconds over all tokens."""
     p50_s: float
@@ -53,7 +53,7 @@ def figures_of(record: Record, world: World, *, warm_up_s: float) -> Figures:
     tokens = sum(asked.request.output_tokens for asked in done)
     early = [a for a in record.asked if a.request.at_s < warm_up_s and a.outcome == "completed"]
     return Figures(
-        tps=_mean(_tps(asked) for asked in done),
+        tps=_mean(_tps(asked) for asked in measured if asked.outcome != "aborted"),
         token_s=sum(seconds) / tokens if tokens else float("nan"),
         p50_s=_quantile(seconds, 0.5),
         p95_s=_quantile(seconds, 0.95),
@@ -67,7 +67,7 @@ def figures_of(record: Record, world: World, *, warm_up_s: float) -> Figures:
         scouts_max=record.scouts_on_one_node_max,
         warm_up_tps=_mean(_tps(asked) for asked in early),
         requests=len(measured),
-        timeline=tuple((a.request.at_s, _tps(a)) for a in record.asked if a.outcome == "completed"),
+        timeline=tuple((a.request.at_s, _tps(a)) for a in record.asked if a.outcome in ("completed", "failed")),
     )
 
 
@@ -100,7 +100,9 @@ def paired_interval(
 
 
 def _tps(asked: Asked) -> float:
-    return asked.request.output_tokens / asked.seconds if asked.seconds > 0 else 0.0
+    if asked.outcome != "completed" or asked.seconds <= 0:
+        return 0.0
+    return asked.request.output_tokens / asked.seconds
 
 
 def _mean(values: object) -> float:

@@ -8,61 +8,34 @@ with queue depths, the end of a request with its hops' timings, a broken connect
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
+from itertools import count, pairwise
 from random import Random
 
 import msgspec
 
-from meshnet_protocol.ids import NodeId, Signature
+from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import Heartbeat, HopTiming, ModelCard, Registration
+from meshnet_tracker.bench.contender import Asked, Contender, Record, Tracker
 from meshnet_tracker.bench.machines import Machine, Run, best_route
 from meshnet_tracker.bench.traffic import Request
 from meshnet_tracker.bench.worlds import LAYER_COUNT, Change, NodeSpec, World
-from meshnet_tracker.candidates import Candidate
 from meshnet_tracker.errors import NoRouteError
-from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeRegistered, NodeSuspected, ServedModel, Tick
+from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeRegistered, NodeSuspected, Tick
 from meshnet_tracker.fleet import TopologyChanged as Changed
-from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import RouteDecision, Router
-from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore, RoutingConfig
+from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore
 from meshnet_tracker.testing import make_card, make_registration
 
 HEARTBEAT_PERIOD_S = 2.0
 FAIL_FAST_S = 0.05
 TRUNCATED_SHARE = 0.2
 ATTEMPTS_MAX = 3
+SESSIONS_MAX = 48
+"""A machine with so many refuses more."""
+REFUSALS = {"fail-fast", "full"}
 NEAR_BEST = 1.1
 PROMPT_GUESS_ERROR = 0.8
-
-
-@dataclass(slots=True)
-class Asked:
-    """One request's way through the tracker, and what became of it."""
-
-    request: Request
-    attempts: int = 0
-    failed: set[Signature] = field(default_factory=set)
-    nodes: tuple[str, ...] = ()
-    is_scout: bool = False
-    excess_s: float = 0.0
-    """What the routes it was given would take above the best way at that moment, by the truth."""
-    is_near_best: bool = False
-    seconds: float = 0.0
-    outcome: str = "open"
-    """completed, aborted (the client left), failed (the client saw it), open (the hour ended)."""
-    touched: set[str] = field(default_factory=set)
-    """Every node that any of its attempts was sent to."""
-
-
-@dataclass(slots=True)
-class Record:
-    """Everything one run of the simulator brought."""
-
-    asked: list[Asked]
-    scouts_on_one_node_max: int
-    router: Router
-    model: ServedModel
 
 
 @dataclass(slots=True)
@@ -71,27 +44,6 @@ class _Attempt:
     decision: RouteDecision
     run: Run
     ending: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tracker:
-    """The tracker's parts, as a policy's maker gets them. ``machines`` is the truth: for oracles only."""
-
-    stats: RouteStatsStore
-    config: RoutingConfig
-    machines: dict[NodeId, Machine]
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy under test: its knobs, its enumeration (None: the tracker's own) and how it is made."""
-
-    name: str
-    make: Callable[[Tracker], RoutePolicy]
-    config: RoutingConfig = RoutingConfig()
-    enumerate_routes: Callable[[], Callable[[ServedModel], tuple[Candidate, ...]]] | None = None
-    cap: str = "8"
-    """What it chooses among, for the table."""
 
 
 CARD: ModelCard = make_card(name="bench", layer_count=LAYER_COUNT)
@@ -187,7 +139,7 @@ class Simulation:
             ),
             links_s=tuple(
                 (here.spec.access_s + there.spec.access_s) * (request.output_tokens + 1)
-                for here, there in zip(machines, machines[1:], strict=False)
+                for here, there in pairwise(machines)
             )
             + (0.0,),
             goal=1.0,
@@ -202,9 +154,10 @@ class Simulation:
         asked.excess_s += max(0.0, plain_s - best_s)
         asked.is_near_best = plain_s <= NEAR_BEST * best_s
         run_id = next(self._run_ids)
-        attempt = _Attempt(asked, decision, run, self._fate(request, run))
+        is_full = any(len(machine.runs) >= SESSIONS_MAX for machine in machines)
+        attempt = _Attempt(asked, decision, run, "full" if is_full else self._fate(request, run))
         self._attempts[run_id] = attempt
-        if attempt.ending == "fail-fast":
+        if attempt.ending in REFUSALS:
             self._at(self._now + FAIL_FAST_S, self._finish, run_id, run.version)
             return
         for machine in machines:
@@ -238,10 +191,11 @@ class Simulation:
             case "completed":
                 self._observe(attempt)
                 self._sampled.update(asked.nodes)
-            case "truncated" | "fail-fast":
-                self._router.note_failure(decision, suspects=(), now=self._clock)
+            case "truncated" | "fail-fast" | "full":
+                is_full = attempt.ending == "full"
+                self._router.note_failure(decision, suspects=(), is_overload=is_full, now=self._clock)
         self._release(attempt)
-        if attempt.ending == "fail-fast" and asked.attempts < ATTEMPTS_MAX:
+        if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
             asked.failed.add(decision.signature)
             self._send(asked)
             return

@@ -25,7 +25,8 @@ from random import Random
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_tracker.candidates import Candidate
 from meshnet_tracker.fleet import ServedModel
-from meshnet_tracker.policies.layer_graph import UNREACHABLE, Costs, LayerGraph
+from meshnet_tracker.layer_graph import UNREACHABLE, Costs, LayerGraph
+from meshnet_tracker.policies.faults import FaultLedger
 from meshnet_tracker.policies.node_beliefs import NodeBelief
 from meshnet_tracker.policies.overdue import overdue_factors
 from meshnet_tracker.policies.sharing_out import credit_hops
@@ -37,7 +38,7 @@ COOLING_FACTOR_ON_COST = 1000.0
 UNPROVEN_AND_BUSY = 6.0
 UNPROVEN = 1.3
 OPTIMISM_SDS = 2.0
-SCOUT_SHARE_OF_SECONDS = 0.012
+SCOUT_SHARE_OF_SECONDS = 0.004
 BUDGET_S_MAX_IN_REQUESTS = 8.0
 SECOND_LOOK_PERIOD_S = 1.0
 OVERDUE_PERIOD_S = 0.5
@@ -80,6 +81,7 @@ class AdaptivePolicy:
         self._graphs: dict[ModelKey, LayerGraph] = {}
         self._beliefs: dict[NodeId, NodeBelief] = {}
         self._notes: dict[int, FlightNote] = {}
+        self._faults = FaultLedger()
         self._overdue: dict[NodeId, float] = {}
         self._overdue_at = -math.inf
         self._second_look_at = -math.inf
@@ -113,7 +115,7 @@ class AdaptivePolicy:
         note.has_ended = True
         for belief in note.beliefs:
             belief.run_crowd_clock(now)
-            belief.succeed(now)
+        self._faults.succeeded(note.beliefs, now)
         credit_hops(note, completion, now, self._half_life_s)
         self._output_tokens += TOKENS_GAIN * (completion.completion_tokens - self._output_tokens)
         self._prompt_tokens += TOKENS_GAIN * (completion.prompt_tokens - self._prompt_tokens)
@@ -122,17 +124,12 @@ class AdaptivePolicy:
         self._budget_s = min(ceiling_s, self._budget_s + SCOUT_SHARE_OF_SECONDS * completion.seconds)
 
     def failed(self, flight: Flight, failure: Failure, now: float) -> None:
-        """Blame goes to the suspects; without any, to every hop by how much it has failed so far."""
         note = self._notes.get(flight.reservation)
         if note is None or failure.is_overload:
             return
         note.has_ended = True
-        ids = flight.route.node_ids
-        guilt = [1.0 if node_id in failure.suspects else 0.0 for node_id in ids]
-        if not any(guilt):
-            guilt = [0.005 + belief.fault_share(now) ** 2 for belief in note.beliefs]
-        for belief, part in zip(note.beliefs, guilt, strict=True):
-            belief.fail(part / sum(guilt), now)
+        suspected = [node_id in failure.suspects for node_id in flight.route.node_ids]
+        self._faults.failed(note.beliefs, suspected, now)
 
     def released(self, flight: Flight, now: float) -> None:
         note = self._notes.pop(flight.reservation, None)
@@ -243,7 +240,9 @@ class AdaptivePolicy:
         idle = [p for p, belief in enumerate(beliefs) if not belief.in_flight and not belief.is_unproven]
         best_gain, best_chain = 0.0, None
         for place, (seconds, own_s, chain) in graph.quickest_through(idle, costs).items():
-            hope = 1 - math.exp(-OPTIMISM_SDS * beliefs[place].deviation(now, self._half_life_s))
+            belief = beliefs[place]
+            # It may have become faster, and it may be innocent of what it is accused of.
+            hope = 1 - math.exp(-OPTIMISM_SDS * belief.deviation(now, self._half_life_s)) / belief.fault_factor(now)
             gain_s = best_s - (seconds - own_s * hope)
             extra_s = seconds - best_s
             if gain_s > 0 and 0 < extra_s <= self._budget_s and gain_s / extra_s > best_gain:
@@ -257,8 +256,15 @@ class AdaptivePolicy:
     def _quickest_not_excluded(
         self, graph: LayerGraph, costs: Costs, request: RouteRequest
     ) -> tuple[float, tuple[int, ...]]:
-        """Each excluded path that comes up is split into paths that avoid one of its nodes; quickest first."""
+        """A path with none of the nodes that may have failed; without one, the quickest that is not excluded.
+
+        For that, each excluded path that comes up is split into paths that avoid one of its nodes, quickest first.
+        """
         per_layer, per_joint = costs
+        tried = graph.places_of(request.exclude)
+        apart = graph.quickest(([UNREACHABLE if p in tried else c for p, c in enumerate(per_layer)], per_joint))
+        if tried and apart[1]:
+            return apart
         waiting: list[tuple[float, tuple[int, ...], frozenset[int]]] = []
         banned: frozenset[int] = frozenset()
         seconds, chain = graph.quickest(costs)

@@ -4,9 +4,9 @@ Speed is kept as the logarithm of the node's *pace*, the seconds it takes for on
 not crowded: machines differ by factors, and errors of factors are what add up evenly. The mean's weight halves
 with the configured half-life, and with it goes back to what the node advertises, so that no verdict is for ever.
 
-    one odd sample      moves the mean by a bounded step: a heavy tail is not a change
-    two odd ones, or    a change: the mean jumps to them and starts again with little weight, and the node
-    the median of three counts as restless: doubt grows faster from now on, so that it is tried again soon
+    an odd sample       moves the mean by a bounded step: a heavy tail is not a change
+    the median of the   a change: the mean jumps there and starts again with little weight, and the node
+    last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
 
 Failures are counted apart, because a node that fails is often the fastest of all. They weigh on the node's cost
 by their share, and put it aside for a time that grows with every further one and always ends.
@@ -20,9 +20,9 @@ PRIOR_MASS = 0.3
 PRIOR_SD = 0.6
 MASS_MAX = 30.0
 NOISE_SD = 0.3
-STEP_MAX = 0.45
-JUMP_OF_TWO = 0.8
-JUMP_OF_THREE = 0.45
+SURPRISE_SDS_MAX = 2.5
+JUMP = 0.45
+RECENT_MIN, RECENT_MAX = 3, 5
 MASS_AFTER_JUMP = 1.5
 DOUBT_PER_S = 0.16 / 600
 RESTLESS_FACTOR = 10.0
@@ -30,7 +30,9 @@ RESTLESS_HALF_LIFE_S = 900.0
 DISPUTED_MASS = 0.5
 FAULT_HALF_LIFE_S = 900.0
 FAULT_SHARE_PRIOR = 3.0
-FAULT_WEIGHT = 12.0
+FAULT_WEIGHT = 25.0
+OKS_MAX = 15.0
+TO_PROVE_MAX = 4
 COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 15.0, 4.0, 600.0
 BLAME_TO_COOL = 0.5
 PROMPT_SHARE_TYPICAL = 0.12
@@ -49,12 +51,13 @@ class NodeBelief:
         "_base_until",
         "_faults",
         "_faults_at",
-        "_last_two",
         "_mass",
         "_mean",
         "_oks",
         "_prior",
+        "_recent",
         "_restless",
+        "_to_prove",
         "access_s",
         "cooling_until",
         "crowd_at",
@@ -87,10 +90,11 @@ class NodeBelief:
         self._mean = 0.0
         self._mass = 0.0
         self._at = now
-        self._last_two: tuple[float, ...] = ()
+        self._recent: tuple[float, ...] = ()
         self._restless = 0.0
         self._faults = 0.0
         self._oks = 0.0
+        self._to_prove = 0
         self._faults_at = now
         self.started_at = now
         self._base = 1.0
@@ -120,7 +124,7 @@ class NodeBelief:
         """Seconds per layer and token, failures priced in. Kept for a moment, because every decision asks for it."""
         if now < self._base_until:
             return self._base
-        self._base = math.exp(self.log_pace(now, half_life_s)) * (1 + FAULT_WEIGHT * self.fault_share(now))
+        self._base = math.exp(self.log_pace(now, half_life_s)) * self.fault_factor(now)
         self._base_until = now + BASE_KEPT_S
         return self._base
 
@@ -146,61 +150,76 @@ class NodeBelief:
             return
         self._base_until = -math.inf
         sample = math.log(pace_s)
+        variance = self.deviation(now, half_life_s) ** 2
+        expected = self.log_pace(now, half_life_s)
+        is_first = self.mass(now, half_life_s) <= DISPUTED_MASS
         self._restless *= math.exp2(-max(0.0, now - self._at) / RESTLESS_HALF_LIFE_S)
-        self._mass = self.mass(now, half_life_s)
         self._at = max(self._at, now)
         self.sampled_at = self._at
-        if self._mass <= DISPUTED_MASS:
+        changed = None if is_first else self._changed_to(sample, expected)
+        self._recent = (*self._recent[1 - RECENT_MAX :], sample)
+        if is_first:
             self._mean, self._mass = sample, 1.0
-        else:
-            self._take(sample)
-        self._last_two = (*self._last_two[-1:], sample)
-
-    def _take(self, sample: float) -> None:
-        changed = self._changed_to(sample)
-        if changed is not None:
+        elif changed is not None:
             self._mean, self._mass = changed, MASS_AFTER_JUMP
             self._restless = 1.0
-            return
-        self._mass = min(MASS_MAX, self._mass + 1)
-        self._mean += max(-STEP_MAX, min(STEP_MAX, sample - self._mean)) / self._mass
+            self._recent = ()
+        else:
+            self._blend(sample, expected, variance)
 
-    def _changed_to(self, sample: float) -> float | None:
-        """Where the pace has gone, if the last samples agree that it has gone somewhere."""
-        if not self._last_two:
+    def _blend(self, sample: float, expected: float, variance: float) -> None:
+        """A Kalman filter's step, the surprise bounded: the surer the belief, the less one sample moves it."""
+        noise = NOISE_SD * NOISE_SD
+        gain = variance / (variance + noise)
+        bound = SURPRISE_SDS_MAX * math.sqrt(variance + noise)
+        self._mean = expected + gain * max(-bound, min(bound, sample - expected))
+        self._mass = min(MASS_MAX, max(1.0, noise / ((1 - gain) * variance) - PRIOR_MASS))
+
+    def _changed_to(self, sample: float, expected: float) -> float | None:
+        """Where the pace has gone, if most of the last samples agree that it has gone somewhere."""
+        recent = (*self._recent, sample)
+        if len(recent) < RECENT_MIN:
             return None
-        offs = [x - self._mean for x in (*self._last_two, sample)]
-        last, before = offs[-1], offs[-2]
-        if last * before > 0 and min(abs(last), abs(before)) > JUMP_OF_TWO:
-            return self._mean + min(last, before, key=abs)
-        median = sorted(offs)[1]
-        return self._mean + median if len(offs) == 3 and abs(median) > JUMP_OF_THREE else None
+        median = sorted(recent)[len(recent) // 2]
+        return median if abs(median - expected) > JUMP else None
 
     def succeed(self, now: float) -> None:
-        self._forget_faults(now)
-        self._oks += 1
-        self.is_on_probation = False
+        self._oks = min(OKS_MAX, self._oks * self._fade(now) + 1)
+        self._faults_at = max(self._faults_at, now)
+        self._base_until = -math.inf
+        if self.is_on_probation:
+            self._to_prove -= 1
+            self.is_on_probation = self._to_prove > 0
+            if self.is_on_probation:
+                self.cooling_until = now + COOLING_S_FIRST
 
     def fail(self, blame: float, now: float) -> None:
-        """``blame``: the part of one failure that is this node's, 0 to 1."""
-        self._forget_faults(now)
-        self._faults += blame
-        if blame >= BLAME_TO_COOL:
-            cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** min(4.0, self._faults - 1)
-            self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
-            self.is_on_probation = True
+        """``blame``: the part of one failure that is this node's, 0 to 1. ``set_faults`` has counted it already."""
+        if blame < BLAME_TO_COOL:
+            return
+        cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** max(0.0, min(4.0, self._faults - 1))
+        self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
+        self.is_on_probation = True
+        self._to_prove = min(TO_PROVE_MAX, max(1, round(self._faults)))
+
+    def set_faults(self, count: float, now: float) -> None:
+        """Failures that are this node's, as things look now; older ones count less."""
+        self._oks *= self._fade(now)
+        self._faults = count
+        self._faults_at = max(self._faults_at, now)
+        self._base_until = -math.inf
 
     def fault_share(self, now: float) -> float:
-        fade = math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
+        fade = self._fade(now)
         faults = self._faults * fade
         return faults / (faults + self._oks * fade + FAULT_SHARE_PRIOR)
 
-    def _forget_faults(self, now: float) -> None:
-        fade = math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
-        self._faults *= fade
-        self._oks *= fade
-        self._faults_at = max(self._faults_at, now)
-        self._base_until = -math.inf
+    def fault_factor(self, now: float) -> float:
+        """By what the node's seconds are multiplied for what it may cost to start again elsewhere."""
+        return 1 + FAULT_WEIGHT * self.fault_share(now)
+
+    def _fade(self, now: float) -> float:
+        return math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
 
     def crowd(self, more: int = 0) -> float:
         """By what factor each of its requests slows down, with ``more`` than there are."""

@@ -32,7 +32,7 @@ def overdue_factors(flights: Iterable[tuple[tuple[NodeId, ...], float]]) -> dict
 
 
 def _still_out(lateness: float) -> float:
-    return 1 / (1 + (min(lateness, 1e6) / SCALE) ** SHAPE)
+    return 1 / (1 + math.pow(min(lateness, 1e6) / SCALE, SHAPE))
 
 
 def _probability(weight: float) -> float:

@@ -5,10 +5,10 @@ layers, and not with the number of routes, which is their product. The graph is 
 version of a model; the costs are handed in with every question.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from meshnet_protocol.ids import NodeId
+from meshnet_protocol.ids import Signature
 from meshnet_protocol.routes import Hop, Route
 from meshnet_tracker.fleet import FleetNode, ServedModel
 
@@ -98,8 +98,9 @@ class LayerGraph:
             route = self._routes[chain] = Route(self.model_key, tuple(hops))
         return route
 
-    def places(self) -> dict[NodeId, int]:
-        return {node.node_id: place for place, node in enumerate(self.nodes)}
+    def places_of(self, signatures: Collection[Signature]) -> set[int]:
+        """The nodes of those routes, as far as they were asked for lately."""
+        return {p for chain, route in self._routes.items() if route.signature in signatures for p in chain}
 
     def _to_end(self, costs: Costs) -> dict[int, tuple[float, Edge | None]]:
         """Per start layer: seconds from there to the end, and the hop to take."""
