@@ -200,7 +200,7 @@ class Router:
         if not request.candidates:
             return None
         try:
-            return self.policy.choose(request, self.rng, now)
+            return self.policy.choose(request, self.rng, self._latest(now))
         except Exception as error:  # Whatever is wrong with what was learnt, the chat can still be served.
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)

@@ -60,7 +60,7 @@ class Simulation:
         self._machines: dict[str, Machine] = {}
         self._by_id: dict[NodeId, Machine] = {}
         policy = contender.make(Tracker(stats, contender.config, self._by_id))
-        self._router = Router(
+        self.router = Router(
             fleet=self._fleet,
             stats=stats,
             config=contender.config,
@@ -79,7 +79,7 @@ class Simulation:
             self._join(spec)
         model = self._fleet.model(CARD.model_key)
         assert model is not None
-        self._model = model
+        self.model = model
         self._asked = [Asked(request) for request in requests]
 
     def run(self, duration_s: float) -> Record:
@@ -94,7 +94,7 @@ class Simulation:
                 break
             self._now = at_s
             act(*args)
-        return Record(self._asked, self._scouts_max, self._router, self._model)
+        return Record(self._asked, self._scouts_max, self.router, self.model)
 
     @property
     def _clock(self) -> float:
@@ -110,7 +110,7 @@ class Simulation:
         request = asked.request
         guess = int(request.prompt_tokens * PROMPT_GUESS_ERROR)
         try:
-            decision = self._router.choose(self._model, now=self._clock, exclude=asked.failed, prompt_tokens=guess)
+            decision = self.router.choose(self.model, now=self._clock, exclude=asked.failed, prompt_tokens=guess)
         except NoRouteError:
             self._end(asked, "failed")
             return
@@ -129,6 +129,7 @@ class Simulation:
 
     def _start(self, asked: Asked, decision: RouteDecision, machines: tuple[Machine, ...], best_s: float) -> None:
         request = asked.request
+        steps = request.output_tokens + 1
         run = Run(
             machines=machines,
             amounts=tuple(
@@ -137,11 +138,10 @@ class Simulation:
                 * request.noises[place % len(request.noises)]
                 for place, (hop, machine) in enumerate(zip(decision.route.hops, machines, strict=True))
             ),
-            links_s=tuple(
-                (here.spec.access_s + there.spec.access_s) * (request.output_tokens + 1)
-                for here, there in pairwise(machines)
-            )
-            + (0.0,),
+            links_s=(
+                *((here.spec.access_s + there.spec.access_s) * steps for here, there in pairwise(machines)),
+                0.0,
+            ),
             goal=1.0,
             started_at=self._now,
             timed_at=self._now,
@@ -193,7 +193,7 @@ class Simulation:
                 self._sampled.update(asked.nodes)
             case "truncated" | "fail-fast" | "full":
                 is_full = attempt.ending == "full"
-                self._router.note_failure(decision, suspects=(), is_overload=is_full, now=self._clock)
+                self.router.note_failure(decision, suspects=(), is_overload=is_full, now=self._clock)
         self._release(attempt)
         if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
             asked.failed.add(decision.signature)
@@ -212,7 +212,7 @@ class Simulation:
             (m.spec.prompt_share * request.prompt_tokens + request.output_tokens) * part_s
             for m, part_s in zip(run.machines, run.spent_s, strict=True)
         )
-        self._router.observe(
+        self.router.observe(
             attempt.decision,
             completion_tokens=request.output_tokens,
             seconds=seconds,
@@ -234,7 +234,7 @@ class Simulation:
         """A machine went down under an attempt: the next route if the client saw nothing yet, else its failure."""
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
-        self._router.note_failure(attempt.decision, suspects=(culprit.node_id,), now=self._clock)
+        self.router.note_failure(attempt.decision, suspects=(culprit.node_id,), now=self._clock)
         self._release(attempt)
         request = attempt.asked.request
         prompt = 0.12 * request.prompt_tokens
@@ -246,7 +246,7 @@ class Simulation:
             self._end(attempt.asked, "failed")
 
     def _release(self, attempt: _Attempt) -> None:
-        self._router.release(attempt.decision, self._clock)
+        self.router.release(attempt.decision, self._clock)
         if attempt.decision.mode is DecisionMode.SCOUT:
             for machine in attempt.run.machines:
                 self._scouts_on[machine.spec.name] = self._scouts_on.get(machine.spec.name, 1) - 1
@@ -296,7 +296,7 @@ class Simulation:
                     )
                     self._tell(HeartbeatReceived(beat))
         self._tell(Tick())
-        self._router.prune(self._clock)
+        self.router.prune(self._clock)
         self._at(self._now + HEARTBEAT_PERIOD_S, self._beat)
 
     def _tell(self, event: NodeRegistered | HeartbeatReceived | NodeSuspected | Tick) -> None:

@@ -121,6 +121,7 @@ TOPOLOGIES: dict[str, Callable[[Random], tuple[NodeSpec, ...]]] = {
     "D": lambda rng: _whole(8, 60.0, rng),
     "E": _gpu_and_cpu,
     "F": _one_head,
+    "G": lambda rng: _stages((7, 8, 9, 10), 5.0, rng),
 }
 
 

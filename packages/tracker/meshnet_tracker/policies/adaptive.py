@@ -38,12 +38,12 @@ COOLING_FACTOR_ON_COST = 1000.0
 UNPROVEN_AND_BUSY = 6.0
 UNPROVEN = 1.3
 OPTIMISM_SDS = 2.0
-SCOUT_SHARE_OF_SECONDS = 0.004
+SCOUT_SHARE_OF_SECONDS = 0.002
 BUDGET_S_MAX_IN_REQUESTS = 8.0
 SECOND_LOOK_PERIOD_S = 1.0
 OVERDUE_PERIOD_S = 0.5
 JITTER = 0.002
-KINDNESS = 0.5
+KINDNESS = 1.0
 TOKENS_GAIN = 0.02
 OUTPUT_TOKENS_FIRST, PROMPT_TOKENS_FIRST = 128.0, 128.0
 BELIEFS_MAX = 20_000
@@ -146,6 +146,10 @@ class AdaptivePolicy:
             known = {node.node_id for graph in self._graphs.values() for node in graph.nodes}
             for node_id in [node_id for node_id in self._beliefs if node_id not in known]:
                 del self._beliefs[node_id]
+
+    def in_flight(self) -> int:
+        """Of all nodes together: one request counts on each of its hops."""
+        return sum(belief.in_flight for belief in self._beliefs.values())
 
     def explain(
         self, model: ServedModel, candidates: Sequence[Candidate], now: float

@@ -16,24 +16,24 @@ import math
 
 from meshnet_protocol.ids import Incarnation
 
-PRIOR_MASS = 0.3
-PRIOR_SD = 0.6
+PRIOR_MASS = 0.25
 MASS_MAX = 30.0
 NOISE_SD = 0.3
-SURPRISE_SDS_MAX = 2.5
-JUMP = 0.45
+SURPRISE_SDS_MAX = 2.0
+JUMP = 0.5
 RECENT_MIN, RECENT_MAX = 3, 5
 MASS_AFTER_JUMP = 1.5
 DOUBT_PER_S = 0.16 / 600
-RESTLESS_FACTOR = 10.0
+RESTLESS_FACTOR = 6.0
+RESTLESS_JUMP = 1.5
 RESTLESS_HALF_LIFE_S = 900.0
 DISPUTED_MASS = 0.5
 FAULT_HALF_LIFE_S = 900.0
 FAULT_SHARE_PRIOR = 3.0
 FAULT_WEIGHT = 25.0
-OKS_MAX = 15.0
+OKS_MAX = 8.0
 TO_PROVE_MAX = 4
-COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 15.0, 4.0, 600.0
+COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 30.0, 4.0, 900.0
 BLAME_TO_COOL = 0.5
 PROMPT_SHARE_TYPICAL = 0.12
 PROMPT_SHARE_MIN, PROMPT_SHARE_MAX = 0.002, 2.0
@@ -137,12 +137,16 @@ class NodeBelief:
 
     def deviation(self, now: float, half_life_s: float) -> float:
         """Of the logarithm of its pace: little when often measured, growing with silence."""
-        mass = self.mass(now, half_life_s)
-        age_s = max(0.0, now - self._at) if self._mass else 0.0
+        # With nothing measured, what is advertised stands for PRIOR_MASS samples.
+        return math.sqrt(NOISE_SD * NOISE_SD / (self.mass(now, half_life_s) + PRIOR_MASS) + self._drift(now))
+
+    def _drift(self, now: float) -> float:
+        """How far its pace may have wandered since it was last measured, as a variance."""
+        if not self._mass:
+            return 0.0
+        age_s = max(0.0, now - self._at)
         restless = self._restless * math.exp2(-age_s / RESTLESS_HALF_LIFE_S)
-        drift = DOUBT_PER_S * age_s * (1 + RESTLESS_FACTOR * restless)
-        known = NOISE_SD * NOISE_SD * mass + PRIOR_SD * PRIOR_SD * PRIOR_MASS
-        return math.sqrt(known / (mass + PRIOR_MASS) ** 2 + drift)
+        return DOUBT_PER_S * age_s * (1 + RESTLESS_FACTOR * restless)
 
     def observe(self, pace_s: float, now: float, half_life_s: float) -> None:
         """A finished request's seconds per layer and token here, its crowd taken out."""
@@ -150,38 +154,38 @@ class NodeBelief:
             return
         self._base_until = -math.inf
         sample = math.log(pace_s)
-        variance = self.deviation(now, half_life_s) ** 2
-        expected = self.log_pace(now, half_life_s)
-        is_first = self.mass(now, half_life_s) <= DISPUTED_MASS
+        mass = self.mass(now, half_life_s)
+        drift = self._drift(now)
         self._restless *= math.exp2(-max(0.0, now - self._at) / RESTLESS_HALF_LIFE_S)
         self._at = max(self._at, now)
         self.sampled_at = self._at
-        changed = None if is_first else self._changed_to(sample, expected)
+        is_first = mass <= DISPUTED_MASS
+        changed = None if is_first else self._changed_to(sample)
         self._recent = (*self._recent[1 - RECENT_MAX :], sample)
         if is_first:
             self._mean, self._mass = sample, 1.0
         elif changed is not None:
+            self._restless = min(1.0, abs(changed - self._mean) / RESTLESS_JUMP)
             self._mean, self._mass = changed, MASS_AFTER_JUMP
-            self._restless = 1.0
             self._recent = ()
         else:
-            self._blend(sample, expected, variance)
+            self._blend(sample, NOISE_SD * NOISE_SD / mass + drift)
 
-    def _blend(self, sample: float, expected: float, variance: float) -> None:
+    def _blend(self, sample: float, variance: float) -> None:
         """A Kalman filter's step, the surprise bounded: the surer the belief, the less one sample moves it."""
         noise = NOISE_SD * NOISE_SD
         gain = variance / (variance + noise)
         bound = SURPRISE_SDS_MAX * math.sqrt(variance + noise)
-        self._mean = expected + gain * max(-bound, min(bound, sample - expected))
-        self._mass = min(MASS_MAX, max(1.0, noise / ((1 - gain) * variance) - PRIOR_MASS))
+        self._mean += gain * max(-bound, min(bound, sample - self._mean))
+        self._mass = min(MASS_MAX, noise / ((1 - gain) * variance))
 
-    def _changed_to(self, sample: float, expected: float) -> float | None:
+    def _changed_to(self, sample: float) -> float | None:
         """Where the pace has gone, if most of the last samples agree that it has gone somewhere."""
         recent = (*self._recent, sample)
         if len(recent) < RECENT_MIN:
             return None
         median = sorted(recent)[len(recent) // 2]
-        return median if abs(median - expected) > JUMP else None
+        return median if abs(median - self._mean) > JUMP else None
 
     def succeed(self, now: float) -> None:
         self._oks = min(OKS_MAX, self._oks * self._fade(now) + 1)
@@ -200,7 +204,7 @@ class NodeBelief:
         cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** max(0.0, min(4.0, self._faults - 1))
         self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
         self.is_on_probation = True
-        self._to_prove = min(TO_PROVE_MAX, max(1, round(self._faults)))
+        self._to_prove = min(TO_PROVE_MAX, 1 + round(self._faults))
 
     def set_faults(self, count: float, now: float) -> None:
         """Failures that are this node's, as things look now; older ones count less."""
