@@ -51,7 +51,10 @@ _log = structlog.get_logger("meshnet.tracker")
 
 
 class ChatProxy:
-    """``POST /v1/chat/completions``. ``suspect`` is told of nodes whose connection broke."""
+    """``POST /v1/chat/completions``.
+
+    ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,7 @@ class ChatProxy:
         router: Router,
         events: EventLog,
         suspect: Callable[[NodeId], None],
+        fault: Callable[[NodeId], None],
         seed_rng: Random,
         comment_period_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -69,6 +73,7 @@ class ChatProxy:
         self._router = router
         self._events = events
         self._suspect = suspect
+        self._fault = fault
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
         self._clock = clock
@@ -230,6 +235,9 @@ class ChatProxy:
         )
         for node_id in suspects:
             self._suspect(node_id)
+        if not error.is_overload:
+            for node_id in suspects or [decision.route.head.node_id]:
+                self._fault(node_id)
 
     async def _tell(self, chat: Chat, error: Exception, reply: ChatReply) -> None:
         chat.outcome = outcome_of(error)

@@ -27,6 +27,7 @@ from meshnet_tracker.fleet import (
     Fleet,
     FleetEffect,
     FleetEvent,
+    NodeFaulted,
     NodeNoted,
     NodeSuspected,
     ServedModel,
@@ -68,6 +69,7 @@ class TrackerServer:
             router=self.router,
             events=self.events,
             suspect=lambda node_id: self.handle(NodeSuspected(node_id)),
+            fault=lambda node_id: self.handle(NodeFaulted(node_id)),
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
         )
