@@ -5,8 +5,8 @@ through the same nodes, and the choice is a shortest path over the layer graph:
 
     seconds(node) = layers x pace x (output + prompt share x prompt) x crowd(in flight + 1) x doubts  (+ links)
 
-``NodeBelief`` holds pace and faults. *Doubts* are factors of at least 1: failures seen, requests in flight that
-are overdue, a node nothing is known of and that has a first request on it already.
+``NodeBelief`` holds pace and faults. *Doubts* are factors of at least 1: requests in flight that are overdue, a
+node that nothing is known of and that has a first request on it already. Failures add a price of their own.
 
 The quickest route is not always taken: a request *scouts* where a node has never been measured (one at a time
 for each), and where a node that was slow may have become good enough, as far as silence and noise allow. Such
@@ -34,7 +34,6 @@ from meshnet_tracker.route_policy import ArmOpinion, Completion, Failure, Flight
 from meshnet_tracker.routing_stats import PROVEN_MASS_MIN, ArmStatus, DecisionMode, RouteChoice, RoutingConfig
 
 ADAPTIVE = "adaptive"
-COOLING_FACTOR_ON_COST = 1000.0
 UNPROVEN_AND_BUSY = 6.0
 UNPROVEN = 1.3
 OPTIMISM_SDS = 2.0
@@ -200,11 +199,10 @@ class AdaptivePolicy:
             cost = belief.base_s(now, half_life_s) * (output + belief.prompt_share * prompt) * crowd
             if belief.is_unproven:
                 cost *= UNPROVEN_AND_BUSY if count else UNPROVEN
-            if belief.cooling_until > now:
-                cost *= COOLING_FACTOR_ON_COST
             if overdue:
                 cost *= overdue.get(node.node_id, 1.0)
-            per_layer.append(cost * (1 + JITTER * draw()))
+            price_s = belief.fault_price(now) * self._request_s / node.shard.layer_count
+            per_layer.append(cost * (1 + JITTER * draw()) + price_s)
             per_joint.append(belief.access_s * output)
         return per_layer, per_joint
 
@@ -246,9 +244,11 @@ class AdaptivePolicy:
         for place, (seconds, own_s, chain) in graph.quickest_through(idle, costs).items():
             belief = beliefs[place]
             # It may have become faster, and it may be innocent of what it is accused of.
-            hope = 1 - math.exp(-OPTIMISM_SDS * belief.deviation(now, self._half_life_s)) / belief.fault_factor(now)
-            gain_s = best_s - (seconds - own_s * hope)
-            extra_s = seconds - best_s
+            price_s = min(own_s, belief.fault_price(now) * self._request_s)
+            hope = 1 - math.exp(-OPTIMISM_SDS * belief.deviation(now, self._half_life_s))
+            gain_s = best_s - (seconds - price_s - (own_s - price_s) * hope)
+            # What it may cost in time: the detour, and what is lost if the node fails once more.
+            extra_s = max(0.0, seconds - price_s - best_s) + belief.fault_share(now) * self._request_s
             if gain_s > 0 and 0 < extra_s <= self._budget_s and gain_s / extra_s > best_gain:
                 best_gain, best_chain = gain_s / extra_s, chain
                 self._detour_s = extra_s

@@ -8,8 +8,8 @@ with the configured half-life, and with it goes back to what the node advertises
     the median of the   a change: the mean jumps there and starts again with little weight, and the node
     last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
 
-Failures are counted apart, because a node that fails is often the fastest of all. They weigh on the node's cost
-by their share, and put it aside for a time that grows with every further one and always ends.
+Failures are counted apart, because a node that fails is often the fastest of all. Each has a price in whole
+requests, however small the node's part of a route is, and puts it aside for a time that grows with every further one and always ends.
 """
 
 import math
@@ -30,11 +30,12 @@ RESTLESS_HALF_LIFE_S = 900.0
 DISPUTED_MASS = 0.5
 FAULT_HALF_LIFE_S = 900.0
 FAULT_SHARE_PRIOR = 3.0
-FAULT_WEIGHT = 25.0
+FAULT_WEIGHT = 15.0
+COOLING_PRICE = 1000.0
 OKS_MAX = 8.0
 TO_PROVE_MAX = 4
 COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 30.0, 4.0, 900.0
-BLAME_TO_COOL = 0.5
+BLAME_TO_COOL = 0.6
 PROMPT_SHARE_TYPICAL = 0.12
 PROMPT_SHARE_MIN, PROMPT_SHARE_MAX = 0.002, 2.0
 PROMPT_SHARE_GAIN = 0.15
@@ -121,10 +122,10 @@ class NodeBelief:
         return self._restless > 0.5
 
     def base_s(self, now: float, half_life_s: float) -> float:
-        """Seconds per layer and token, failures priced in. Kept for a moment, because every decision asks for it."""
+        """Seconds per layer and token. Kept for a moment, because every decision asks for it."""
         if now < self._base_until:
             return self._base
-        self._base = math.exp(self.log_pace(now, half_life_s)) * self.fault_factor(now)
+        self._base = math.exp(self.log_pace(now, half_life_s))
         self._base_until = now + BASE_KEPT_S
         return self._base
 
@@ -218,9 +219,9 @@ class NodeBelief:
         faults = self._faults * fade
         return faults / (faults + self._oks * fade + FAULT_SHARE_PRIOR)
 
-    def fault_factor(self, now: float) -> float:
-        """By what the node's seconds are multiplied for what it may cost to start again elsewhere."""
-        return 1 + FAULT_WEIGHT * self.fault_share(now)
+    def fault_price(self, now: float) -> float:
+        """What its failures cost, in requests' times: somebody waited in vain, and starts again elsewhere."""
+        return FAULT_WEIGHT * self.fault_share(now) + (COOLING_PRICE if self.cooling_until > now else 0.0)
 
     def _fade(self, now: float) -> float:
         return math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
