@@ -6,7 +6,10 @@
     ├── RegistrationRefusedError   the tracker does not want this node
     ├── ModelFileError             the model's file is missing, damaged or not a model
     │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
+    │   └── SourceError            the model's source cannot be reached, or gave something else than promised
     ├── LayersError                a layer range the model or the shard does not have
+    ├── LayerKindsError            a cut that leaves a segment of a hybrid model without one kind of layer
+    ├── MemoryShortageError        the shard would not fit into this machine's memory
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
@@ -66,11 +69,33 @@ class UnsupportedArchitectureError(ModelFileError):
         self.architecture = architecture
 
 
+class SourceError(ModelFileError):
+    code = "model_source"
+
+
 class LayersError(NodeError):
     code = "layers"
 
     def __init__(self, layers: LayerRange, *, layer_count: int) -> None:
         super().__init__(f"layers {layers}: the model has layers 0-{layer_count - 1}; choose a range inside them")
+
+
+class LayerKindsError(NodeError):
+    """llama.cpp aborts the process if a hybrid model has layers of one kind only, so no such segment is made."""
+
+    code = "layer_kinds"
+
+    def __init__(self, layers: LayerRange, *, nearest: LayerRange | None) -> None:
+        advice = f"choose for instance {nearest}" if nearest else "this model has one kind only and cannot be run"
+        super().__init__(
+            f"layers {layers}: a part of this model needs at least one layer with full attention and one with "
+            f"linear attention, and these are all of one kind; {advice}"
+        )
+        self.nearest = nearest
+
+
+class MemoryShortageError(NodeError):
+    code = "memory"
 
 
 class RequestError(NodeError):

@@ -20,8 +20,8 @@ from typing import Self
 
 import numpy as np
 
+from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
-from meshnet_node.engine.gguf_slice import check_architecture
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.session import EngineSession, StepInput, StepResult, StepWork, rows_of_step
@@ -67,7 +67,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        path: Path,
+        path: Path | ModelFile,
         shard: LayerRange | None,
         options: EngineOptions,
         *,
@@ -75,15 +75,17 @@ class Engine:
     ) -> Self:
         """Slice, load and start (None: all layers): blocks for as long as reading them takes.
 
-        Raises ModelFileError, UnsupportedArchitectureError, LayersError.
+        Raises ModelFileError, UnsupportedArchitectureError, LayersError, LayerKindsError.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        model = ModelFile.open(path)
+        model = ModelFile.open(path) if isinstance(path, Path) else path
         check_architecture(model)
         shard = shard or LayerRange(0, model.layer_count - 1)
         model.check_range(shard)
         card = model.card(options.cache_dir)
-        generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
+        generation = load_generation(
+            model, shard, shard.cut_at(enterable_at(model, shard, entry_layers)), options, number=0
+        )
         try:
             return cls(model, card, generation, options)
         except BaseException:
@@ -204,7 +206,7 @@ class Engine:
 
     def _recut(self, entry_layers: frozenset[int]) -> None:
         with self._cutting:
-            pieces = self.shard.cut_at(entry_layers)
+            pieces = self.shard.cut_at(enterable_at(self._model, self.shard, entry_layers))
             with self._lock:
                 self._check_open()
                 old = self._current
