@@ -2,6 +2,7 @@
 
 POST /v1/chat/completions   head duties: a chat whose route starts here
 GET  /v1/link               WebSocket: another hop's sessions
+GET  /v1/models/{key}/file  the model's file, for nodes that join
 GET  /health                is the shard loaded, what does it hold
 """
 
@@ -24,7 +25,8 @@ from meshnet_node.engine.api import Engine, EngineOptions
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
 from meshnet_node.link import LINK_PATH, LinkPool
-from meshnet_node.model_source import resolve_model
+from meshnet_node.model_server import ModelServer
+from meshnet_node.model_source import open_model
 from meshnet_node.relay import HopService, LinkServer
 from meshnet_node.settings import NodeSettings
 from meshnet_node.tracker_client import TrackerClient
@@ -72,6 +74,7 @@ class NodeApp:
         app.router.add_post("/v1/chat/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
         app.router.add_get("/health", self.serve_health)
+        ModelServer(self._engine, self._engine.options.cache_dir).add_to(app)
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
@@ -233,7 +236,7 @@ async def serving(app: web.Application, listener: socket.socket) -> AsyncIterato
 
 def load_engine(settings: NodeSettings) -> Engine:
     """Blocking. Raises NodeError, fit to be shown to a person."""
-    path = resolve_model(settings.model)
+    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=settings.tracker)
     options = EngineOptions(
         threads=settings.threads,
         slots=settings.slots,
@@ -243,8 +246,8 @@ def load_engine(settings: NodeSettings) -> Engine:
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
     )
-    log.info("loading", model=str(path), layers=str(settings.layers or "all"))
-    return Engine.load(path, settings.layers, options)
+    log.info("loading", model=model.name, layers=str(settings.layers or "all"))
+    return Engine.load(model, settings.layers, options)
 
 
 async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:

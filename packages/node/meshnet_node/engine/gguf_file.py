@@ -209,14 +209,16 @@ class ModelFile:
 
     def manifest(self) -> "Manifest":
         """One SHA-256 for every metadata value and every tensor, by name; type and shape are hashed with it."""
-        metadata = {
+        return Manifest(
+            metadata=self.metadata_hashes(),
+            tensors={name: hash_tensor(tensor, tensor.data.data) for name, tensor in self.tensors.items()},
+        )
+
+    def metadata_hashes(self) -> dict[str, str]:
+        return {
             key: hashlib.sha256(b"%d\n%b" % (value.value_type, value.raw.tobytes())).hexdigest()
             for key, value in self.metadata.items()
         }
-        return Manifest(
-            metadata=metadata,
-            tensors={name: hash_tensor(tensor, tensor.data.data) for name, tensor in self.tensors.items()},
-        )
 
 
 @dataclass(frozen=True, slots=True)

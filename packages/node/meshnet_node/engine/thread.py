@@ -22,6 +22,7 @@ import numpy as np
 
 from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
+from meshnet_node.engine.held_file import HeldFile, held_file
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.session import EngineSession, StepInput, StepResult, StepWork, rows_of_step
@@ -53,7 +54,7 @@ class Engine:
         self.hidden_size = model.hidden_size
         self.options = options
         self.vocabulary = Vocabulary(model.path)
-        self._model = model
+        self.model = model
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
         self._current = generation
@@ -96,6 +97,10 @@ class Engine:
     def entry_layers(self) -> tuple[int, ...]:
         """Layers at which a session may enter now; the shard's first is always one of them."""
         return self._current.entry_layers
+
+    def held_file(self) -> HeldFile:
+        """The part of the model's file that is on this machine, to be handed on. Reads files."""
+        return held_file(self.model, self._current.pieces, self.options.cache_dir)
 
     @property
     def queue_depth(self) -> int:
@@ -206,13 +211,13 @@ class Engine:
 
     def _recut(self, entry_layers: frozenset[int]) -> None:
         with self._cutting:
-            pieces = self.shard.cut_at(enterable_at(self._model, self.shard, entry_layers))
+            pieces = self.shard.cut_at(enterable_at(self.model, self.shard, entry_layers))
             with self._lock:
                 self._check_open()
                 old = self._current
             if pieces == old.pieces:
                 return
-            new = load_generation(self._model, self.shard, pieces, self.options, number=old.number + 1)
+            new = load_generation(self.model, self.shard, pieces, self.options, number=old.number + 1)
             with self._lock:
                 self._generations.append(new)
                 self._current = new
