@@ -18,9 +18,10 @@ FLAGS_OF_OTHERS = {"--reinstall-package", "--no-binary-package", "--locked"}
 def help_text() -> str:
     command = [sys.executable, "-m", "meshnet_cli"]
     environment = {"COLUMNS": "300", "NO_COLOR": "1", "PATH": ""}
+    commands = [(name,) for name in COMMANDS] + [("model", name) for name in ("list", "pull", "inspect")]
     pages = [
-        subprocess.run([*command, name, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
-        for name in COMMANDS
+        subprocess.run([*command, *names, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
+        for names in commands
     ]
     return "\n".join(pages)
 

@@ -43,6 +43,8 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["tracker", "--port", "99999"], "--port"),
         (["status", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
+        (["model", "inspect", "smollm2", "--cut", "30"], "0-29"),
+        (["model", "pull", "/no/such/model.gguf"], "/no/such/model.gguf"),
         (["nonsense"], "nonsense"),
     ],
 )
@@ -70,3 +72,12 @@ def test_a_wrong_environment_variable_is_refused_like_a_wrong_flag(variable: str
 
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: ")
+
+
+def test_inspecting_a_model_shows_what_each_side_of_a_cut_needs() -> None:
+    done = meshnet("model", "inspect", "smollm2", "--cut", "17")
+
+    assert done.returncode == 0
+    assert "llama, 30 layers" in done.stdout
+    assert "0-16" in done.stdout
+    assert "17-29" in done.stdout

@@ -8,6 +8,7 @@ from typer.exceptions import Abort, TyperException
 from meshnet_cli.chat_command import chat
 from meshnet_cli.demo.command import demo
 from meshnet_cli.errors import CommandError
+from meshnet_cli.model_command import model_app
 from meshnet_cli.node_command import node
 from meshnet_cli.status_command import status
 from meshnet_cli.tracker_command import tracker
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 for command in (tracker, node, status, chat, demo):
     app.command()(command)
+app.add_typer(model_app, name="model")
 
 
 def main() -> None:

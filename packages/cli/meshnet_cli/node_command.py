@@ -25,7 +25,11 @@ def parse_layers(text: str) -> LayerRange:
 def node(
     model: Annotated[
         str,
-        typer.Option(envvar="MESHNET_MODEL", help="A .gguf file, or 'smollm2' for the small model that ships with it."),
+        typer.Option(
+            envvar="MESHNET_MODEL",
+            help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME for a model "
+            "that other nodes have, or 'smollm2' for the small model that ships with it.",
+        ),
     ],
     layers: Annotated[
         LayerRange | None,

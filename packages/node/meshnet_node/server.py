@@ -21,7 +21,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from meshnet_node.engine.api import Engine, EngineOptions
+from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
 from meshnet_node.link import LINK_PATH, LinkPool
@@ -246,8 +246,10 @@ def load_engine(settings: NodeSettings) -> Engine:
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
     )
-    log.info("loading", model=model.name, layers=str(settings.layers or "all"))
-    return Engine.load(model, settings.layers, options)
+    shard = settings.layers or LayerRange(0, model.layer_count - 1)
+    check_memory(model, shard, options, available=available_memory())
+    log.info("loading", model=model.name, layers=str(shard))
+    return Engine.load(model, shard, options)
 
 
 async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
