@@ -22,6 +22,14 @@ def parse_layers(text: str) -> LayerRange:
         raise typer.BadParameter(str(error)) from error
 
 
+AUTO_LAYERS = LayerRange(0, 99_999)
+"""What ``--layers auto`` parses to: a range no model has."""
+
+
+def parse_layers_or_auto(text: str) -> LayerRange:
+    return AUTO_LAYERS if text.strip() == "auto" else parse_layers(text)
+
+
 def node(
     model: Annotated[
         str,
@@ -35,9 +43,10 @@ def node(
         LayerRange | None,
         typer.Option(
             envvar="MESHNET_LAYERS",
-            parser=parse_layers,
+            parser=parse_layers_or_auto,
             metavar="FIRST-LAST",
-            help="Layers to hold, both included, counted from 0. Default: all of them.",
+            help="Layers to hold, both included, counted from 0; 'auto' for those the tracker finds weakest. "
+            "Default: all of them.",
         ),
     ] = None,
     tracker: Annotated[
@@ -101,7 +110,8 @@ def node(
     run_node(
         NodeSettings(
             model=model,
-            layers=layers,
+            layers=None if layers == AUTO_LAYERS else layers,
+            asks_for_layers=layers == AUTO_LAYERS,
             tracker=tracker,
             wallet=wallet,
             cache_dir=cache_dir,

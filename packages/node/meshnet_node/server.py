@@ -27,6 +27,7 @@ from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
 from meshnet_node.link import LINK_PATH, LinkPool
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
+from meshnet_node.placement import layers_that_help
 from meshnet_node.relay import HopService, LinkServer
 from meshnet_node.settings import NodeSettings
 from meshnet_node.tracker_client import TrackerClient
@@ -247,6 +248,8 @@ def load_engine(settings: NodeSettings) -> Engine:
         cache_dir=settings.cache_dir,
     )
     shard = settings.layers or LayerRange(0, model.layer_count - 1)
+    if settings.asks_for_layers:
+        shard = layers_that_help(model, settings.tracker, options)
     check_memory(model, shard, options, available=available_memory())
     log.info("loading", model=model.name, layers=str(shard))
     return Engine.load(model, shard, options)

@@ -19,7 +19,7 @@ class NodeSettings:
 
     model: str
     layers: LayerRange | None
-    """None: the whole model."""
+    """None: the whole model, or what the tracker suggests if ``asks_for_layers``."""
     tracker: str
     wallet: Path
     cache_dir: Path
@@ -35,6 +35,7 @@ class NodeSettings:
     chunk_tokens: int = 128
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
+    asks_for_layers: bool = False
     drain_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:

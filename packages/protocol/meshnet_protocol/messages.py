@@ -80,6 +80,14 @@ class SharedFile(Message, frozen=True, kw_only=True):
     """The node has the whole file and has hashed each of its tensors."""
 
 
+class LayersSuggestion(Message, frozen=True, kw_only=True):
+    """Where a new node would help a model most."""
+
+    model_key: ModelKey
+    layers: LayerSpan
+    reason: str
+
+
 class RegistrationReply(Message, frozen=True, kw_only=True):
     node_id: NodeId
     heartbeat_period_s: float
