@@ -17,6 +17,8 @@
     │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
     │   └── StepError              a step that does not fit its session
     ├── NoFreeSlotError            every slot is taken: try again or elsewhere
+    ├── UpstreamError              the server behind an --upstream node failed
+    │   └── UpstreamRefusalError   it finds the request itself wrong
     ├── EngineClosedError          the engine, or the session, was closed
     ├── DecodeError                llama.cpp could not compute a step; the session is lost, the node is not
     ├── LinkError                  the link to a neighbouring hop broke
@@ -142,6 +144,20 @@ class NoFreeSlotError(NodeError):
 
     def __init__(self, slots: int) -> None:
         super().__init__(f"all {slots} slots are taken; try again soon, or start the node with more --slots")
+
+
+class UpstreamError(NodeError):
+    """``is_overload``: it has no room now; the tracker then tries another route."""
+
+    http_status = 502
+
+    def __init__(self, message: str, *, is_overload: bool = False) -> None:
+        super().__init__(message)
+        self.code = NoFreeSlotError.code if is_overload else "upstream"
+
+
+class UpstreamRefusalError(UpstreamError):
+    http_status = 400
 
 
 class EngineClosedError(NodeError):

@@ -11,9 +11,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import aiohttp
@@ -322,12 +323,15 @@ async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> Non
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 
-def run_node(settings: NodeSettings) -> None:
+Serve = Callable[[NodeSettings, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+def run_node(settings: NodeSettings, serve: Serve = serve_node) -> None:
     """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
     sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            runner.run(_run(settings))
+            runner.run(_run(settings, serve))
     except ExceptionGroup as group:
         ours, others = group.split(NodeError)
         if ours is None or others is not None:
@@ -335,12 +339,12 @@ def run_node(settings: NodeSettings) -> None:
         raise ours.exceptions[0] from group
 
 
-async def _run(settings: NodeSettings) -> None:
+async def _run(settings: NodeSettings, serve: Serve) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    await serve_node(settings, stop)
+    await serve(settings, stop)
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -8,14 +8,15 @@ registers again at once.
 import asyncio
 import random
 from collections.abc import Callable
+from typing import Protocol
 
 import aiohttp
 import msgspec
 import structlog
 
-from meshnet_node.engine.api import Engine
 from meshnet_node.errors import NodeError, RegistrationRefusedError
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -32,11 +33,23 @@ RETRY_PERIOD_S_MAX = 10.0
 log = structlog.get_logger()
 
 
+class Member(Protocol):
+    """What is kept known: an engine, or something that stands for one."""
+
+    @property
+    def shard(self) -> LayerRange: ...
+    @property
+    def entry_layers(self) -> tuple[int, ...]: ...
+    @property
+    def queue_depth(self) -> int: ...
+    async def recut(self, entry_layers: frozenset[int], /) -> None: ...
+
+
 class TrackerClient:
     """Keeps one node known to one tracker."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, url: str, engine: Engine, registration: Callable[[], Registration]
+        self, http: aiohttp.ClientSession, url: str, engine: Member, registration: Callable[[], Registration]
     ) -> None:
         self._http = http
         self._url = url.rstrip("/")

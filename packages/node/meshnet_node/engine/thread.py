@@ -50,7 +50,7 @@ class Engine:
     def __init__(self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions) -> None:
         """Use ``load``."""
         self.card = card
-        self.shard = generation.shard
+        self.shard: LayerRange = generation.shard
         self.hidden_size = model.hidden_size
         self.options = options
         self.vocabulary = Vocabulary(model.path)
