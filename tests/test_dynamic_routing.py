@@ -244,7 +244,7 @@ def test_a_node_is_entered_only_where_it_says_it_is_cut() -> None:
 
 def test_one_candidate_per_head_and_at_most_eight_by_prior() -> None:
     _, model = make_fleet(
-        *[(f"h{n}", "0-21", 1000.0 + n, ()) for n in range(12)], ("tail", "22-39", 1e9, ()), ("tail2", "22-39", 1e8, ())
+        *[(f"h{n}", "0-21", 1000.0 + n, ()) for n in range(12)], ("tail", "22-39", 1e6, ()), ("tail2", "22-39", 1e5, ())
     )
 
     candidates = enumerate_routes(model)

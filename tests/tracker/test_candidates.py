@@ -1,8 +1,11 @@
 """Which chains are tried, in which order, and what is remembered between two requests."""
 
+import pytest
+
 from meshnet_protocol.messages import Heartbeat
 from meshnet_tracker.candidates import CandidateCache, covering_chains, enumerate_routes
 from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeRegistered, ServedModel
+from meshnet_tracker.reputation import FaultRecord
 from meshnet_tracker.testing import make_card, make_registration
 
 CARD = make_card(layer_count=10)
@@ -82,5 +85,17 @@ def test_a_new_queue_depth_is_priced_at_the_next_request_and_the_routes_are_kept
 
 def test_reputation_is_a_factor_on_the_prior() -> None:
     _, model = make_model(("whole", "0-9", 100.0))
-    next(iter(model.nodes.values())).reputation = 0.5
-    assert enumerate_routes(model)[0].prior_tps == 5.0
+    next(iter(model.nodes.values())).faults = FaultRecord(mass=1.0)
+    assert enumerate_routes(model)[0].prior_tps == pytest.approx(1.0)
+
+
+def test_a_model_that_comes_back_under_its_old_version_number_has_only_its_new_nodes() -> None:
+    cache = CandidateCache()
+    _, before = make_model(("old", "0-9", 1.0))
+    _, after = make_model(("new", "0-9", 1.0))
+    assert (before.model_key, before.structure_version) == (after.model_key, after.structure_version)
+
+    cache.candidates(before)
+    (candidate,) = cache.candidates(after)
+
+    assert instances(candidate.route.node_ids) == ["new"]

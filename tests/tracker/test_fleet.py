@@ -12,6 +12,7 @@ from meshnet_tracker.fleet import (
     DEPARTED_MEMORY_S,
     Fleet,
     HeartbeatReceived,
+    NodeFaulted,
     NodeLeft,
     NodeNoted,
     NodeRegistered,
@@ -207,3 +208,22 @@ def test_a_node_id_of_another_wallet_is_a_conflict() -> None:
     fleet = joined(make_registration("a", "0-39", wallet="samestart123-one"))
     with pytest.raises(RegistrationConflictError, match="another wallet"):
         fleet.handle(NodeRegistered(make_registration("a", "0-39", wallet="samestart123-two")), now=0.0)
+
+
+def test_a_fault_costs_reputation_and_time_gives_it_back() -> None:
+    fleet = Fleet()
+    registration = make_registration("a", "0-39")
+    fleet.handle(NodeRegistered(registration), now=0.0)
+    node = fleet.node(registration.node_id)
+    assert node is not None
+
+    fleet.handle(NodeFaulted(registration.node_id), now=0.0)
+    assert node.reputation == pytest.approx(0.1)
+
+    node.heard_at = 60.0
+    fleet.handle(Tick(), now=60.0)
+    assert node.reputation == pytest.approx(0.1**0.5)
+
+    node.heard_at = 1200.0
+    fleet.handle(Tick(), now=1200.0)
+    assert node.reputation == 1.0

@@ -145,12 +145,22 @@ async def test_no_tokens_wanted_is_an_empty_answer_and_no_sample() -> None:
     assert (finished["outcome"], finished["is_sampled"]) == ("completed", False)
 
 
-async def test_an_empty_answer_where_tokens_were_due_is_degenerate_and_no_sample() -> None:
+async def test_an_empty_answer_where_tokens_were_due_is_an_error_and_never_a_200() -> None:
     async with mesh({"pieces": ()}) as (tracker, _), post(tracker) as response:
-        assert response.status == 200
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "node_lost"
         (finished,) = await finished_chats(tracker)
 
     assert (finished["outcome"], finished["is_sampled"]) == ("degenerate", False)
+
+
+async def test_an_empty_answer_is_asked_for_again_on_another_route() -> None:
+    async with mesh({"pieces": ()}, {}) as (tracker, _), post(tracker) as response:
+        assert response.status == 200
+        assert (await response.json())["choices"][0]["message"]["content"]
+        (finished,) = await finished_chats(tracker)
+
+    assert (finished["outcome"], finished["attempts"]) == ("completed", 2)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
@@ -423,3 +433,16 @@ async def test_a_node_that_falls_silent_leaves_the_candidates() -> None:
             answer = await response.json()
 
     assert (response.status, answer["error"]["code"]) == (503, "no_route")
+
+
+async def test_a_node_that_fails_chats_soon_loses_to_one_that_works_whatever_it_claims() -> None:
+    async with mesh({"pieces": ()}, {}) as (tracker, (broken, _)):
+        tracker.register("h0", "0-39", url=broken.url, layer_tokens_per_s=1e7)
+        attempts = []
+        for _ in range(8):
+            async with post(tracker) as response:
+                assert response.status == 200
+            attempts.append((await finished_chats(tracker))[-1]["attempts"])
+
+    assert attempts[0] == 2
+    assert attempts[-1] == 1

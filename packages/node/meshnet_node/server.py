@@ -9,12 +9,11 @@ GET  /health                is the shard loaded, what does it hold
 import asyncio
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 from uuid import uuid4
 
 import aiohttp
@@ -23,13 +22,15 @@ import structlog
 from aiohttp import web
 
 from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
-from meshnet_node.link import LINK_PATH, LinkPool
+from meshnet_node.link import LINK_PATH
+from meshnet_node.link_pool import LinkPool
+from meshnet_node.link_server import LinkServer
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
 from meshnet_node.placement import layers_that_help
-from meshnet_node.relay import HopService, LinkServer
+from meshnet_node.relay import HopService
 from meshnet_node.settings import NodeSettings
 from meshnet_node.tracker_client import TrackerClient
 from meshnet_node.wallet import Wallet
@@ -39,8 +40,6 @@ from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadReport, Head
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_LOOK_PERIOD_S = 0.05
-GIL_SWITCH_INTERVAL_S = 0.0005
-"""The engine thread needs the GIL between the operations of a graph; Python's 5 ms would cost it a fifth of a token."""
 SSE_DONE = b"data: [DONE]\n\n"
 
 log = structlog.get_logger()
@@ -209,7 +208,7 @@ def error_body(error: NodeError) -> dict[str, str | None]:
 
 
 def error_response(error: NodeError) -> web.Response:
-    return web.json_response({"error": error_body(error)}, status=http_status_of(error))
+    return web.json_response({"error": error_body(error)}, status=error.http_status)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -256,7 +255,9 @@ def load_engine(settings: NodeSettings) -> Engine:
     return Engine.load(model, shard, options)
 
 
-async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
+async def serve_node(
+    settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
     wallet = Wallet.load_or_create(settings.wallet)
     with bind(settings.host, settings.port) as listener:
@@ -272,6 +273,7 @@ async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
                 url=settings.advertised_url(port),
                 shard=engine.shard,
             )
+            on_loaded()
             await _serve_shard(settings, identity, engine, layer_tokens_per_s, listener, stop)
         finally:
             await asyncio.to_thread(engine.close)
@@ -323,12 +325,19 @@ async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> Non
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 
-Serve = Callable[[NodeSettings, asyncio.Event], Coroutine[Any, Any, None]]
+class Serve(Protocol):
+    """What runs a node until ``stop``; ``on_loaded`` is called when an orderly end begins to matter."""
+
+    async def __call__(self, settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None]) -> None: ...
 
 
 def run_node(settings: NodeSettings, serve: Serve = serve_node) -> None:
-    """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
-    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
+    """Serve until SIGTERM or SIGINT; a second one does not wait for running chats.
+
+    Raises NodeError, fit to be shown to a person.
+    """
+    # While a model is hashed, sliced and loaded nothing needs an orderly end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             runner.run(_run(settings, serve))
@@ -336,15 +345,30 @@ def run_node(settings: NodeSettings, serve: Serve = serve_node) -> None:
         ours, others = group.split(NodeError)
         if ours is None or others is not None:
             raise
-        raise ours.exceptions[0] from group
+        raise _first_leaf(ours) from group
 
 
 async def _run(settings: NodeSettings, serve: Serve) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await serve(settings, stop)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def begin_to_stop() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    def watch_signals() -> None:
+        for number in numbers:
+            loop.add_signal_handler(number, begin_to_stop)
+
+    await serve(settings, stop, on_loaded=watch_signals)
+
+
+def _first_leaf(group: BaseExceptionGroup[NodeError]) -> NodeError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,5 +1,6 @@
 """What a node can be told at start, checked before anything is loaded."""
 
+import math
 import re
 import socket
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from meshnet_node.errors import SettingsError
+from meshnet_protocol.frames import STEP_ROWS_MAX
 from meshnet_protocol.ids import INSTANCE_PATTERN
 from meshnet_protocol.layers import LayerRange
 
@@ -52,7 +54,8 @@ class NodeSettings:
         _check_at_least("--threads", self.threads, 1)
         _check_at_least("--slots", self.slots, 1)
         _check_at_least("--context-tokens", self.context_tokens, 64)
-        _check_at_least("--chunk-tokens", self.chunk_tokens, 1)
+        if not 1 <= self.chunk_tokens <= STEP_ROWS_MAX:
+            raise SettingsError(f"--chunk-tokens {self.chunk_tokens}: use 1 to {STEP_ROWS_MAX}")
         _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)
         _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
         if not 0 <= self.port <= 65535:
@@ -76,13 +79,17 @@ class NodeSettings:
 
 
 def _check_url(flag: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
         raise SettingsError(f"{flag} {url!r}: write a base URL such as http://192.0.2.7:8090")
 
 
 def _check_at_least(flag: str, value: float, least: float) -> None:
-    if not value >= least:
+    if not least <= value < math.inf:
         raise SettingsError(f"{flag} {value}: use {least:g} or more")
 
 

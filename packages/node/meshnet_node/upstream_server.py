@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from uuid import uuid4
 
@@ -74,7 +75,9 @@ class UpstreamApp:
         return response
 
 
-async def serve_upstream(settings: NodeSettings, stop: asyncio.Event) -> None:
+async def serve_upstream(
+    settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Find the upstream's model, measure it, join the mesh, serve until ``stop``; then drain and leave."""
     assert settings.upstream is not None
     wallet = Wallet.load_or_create(settings.wallet)
@@ -85,6 +88,7 @@ async def serve_upstream(settings: NodeSettings, stop: asyncio.Event) -> None:
             upstream = Upstream(http, settings.upstream, card, key=settings.upstream_key)
             tokens_per_s = await upstream.measure_tokens_per_s()
             log.info("measured", upstream=settings.upstream, model=card.name, tokens_per_s=round(tokens_per_s, 1))
+            on_loaded()
             await _serve(settings, wallet, upstream, tokens_per_s, listener, http, stop)
 
 

@@ -25,6 +25,7 @@ from meshnet_protocol.messages import Heartbeat, Leave, ModelCard, Registration
 from meshnet_tracker.errors import RegistrationConflictError
 from meshnet_tracker.memory import BoundedMemory
 from meshnet_tracker.registration import check_registration
+from meshnet_tracker.reputation import NO_FAULTS, FaultRecord
 
 MISSED_HEARTBEATS_MAX = 3
 ENTRY_LAYERS_MAX = 4
@@ -56,11 +57,18 @@ class NodeSuspected:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeFaulted:
+    """A chat failed, and by this node."""
+
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; who has been silent for too long?"""
 
 
-FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | Tick
+FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | NodeFaulted | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +106,16 @@ class FleetNode:
     queue_depth: int = 0
     is_draining: bool = False
     is_suspected: bool = False
-    reputation: float = 1.0
-    """From 0 to 1; a factor on the node's prior."""
+    faults: FaultRecord = NO_FAULTS
 
     @property
     def model_key(self) -> ModelKey:
         return self.registration.model.model_key
+
+    @property
+    def reputation(self) -> float:
+        """From 0 to 1; a factor on the node's prior. As of the last tick."""
+        return self.faults.reputation
 
     @property
     def is_ready(self) -> bool:
@@ -165,6 +177,8 @@ class Fleet:
                 return []
             case NodeSuspected(node_id):
                 return self._suspect(node_id)
+            case NodeFaulted(node_id):
+                return self._fault(node_id, now)
             case Tick():
                 return self._tick(now)
             case _:
@@ -328,6 +342,15 @@ class Fleet:
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "suspected", node_id)]
 
+    def _fault(self, node_id: NodeId, now: float) -> list[FleetEffect]:
+        if (node := self._nodes.get(node_id)) is not None:
+            self._set_faults(node, node.faults.with_fault(now))
+        return []
+
+    def _set_faults(self, node: FleetNode, faults: FaultRecord) -> None:
+        node.faults = faults
+        self._models[node.model_key].load_version += 1
+
     def _clear_suspicion(self, node: FleetNode) -> list[FleetEffect]:
         if not node.is_suspected:
             return []
@@ -345,6 +368,9 @@ class Fleet:
         self._departed.forget_old(now)
         self._superseded.forget_old(now)
         self._forget_models(now)
+        for node in self._nodes.values():
+            if node.faults.mass:
+                self._set_faults(node, node.faults.seen(now))
         silent = [node for node in self._nodes.values() if now - node.heard_at > self._silence_s_max]
         return [self._remove(node, "lost", now) for node in silent]
 

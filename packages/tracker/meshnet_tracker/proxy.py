@@ -31,6 +31,7 @@ from meshnet_tracker.chat_reply import ChatReply, ReplyIdentity, StreamedReply, 
 from meshnet_tracker.errors import (
     AttemptFailedError,
     ClientGoneError,
+    EmptyAnswerError,
     NodeLostError,
     NoRouteError,
     OverloadedError,
@@ -50,7 +51,10 @@ _log = structlog.get_logger("meshnet.tracker")
 
 
 class ChatProxy:
-    """``POST /v1/chat/completions``. ``suspect`` is told of nodes whose connection broke."""
+    """``POST /v1/chat/completions``.
+
+    ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat.
+    """
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class ChatProxy:
         router: Router,
         events: EventLog,
         suspect: Callable[[NodeId], None],
+        fault: Callable[[NodeId], None],
         seed_rng: Random,
         comment_period_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -68,6 +73,7 @@ class ChatProxy:
         self._router = router
         self._events = events
         self._suspect = suspect
+        self._fault = fault
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
         self._clock = clock
@@ -187,6 +193,8 @@ class ChatProxy:
                     chat.client_wait_s += self._clock() - arrived_at
         if chat.finish_reason is None:
             raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
+        if chat.is_empty:
+            raise AttemptFailedError(f"head {head.node_id} drew no token where some were due", is_empty=True)
         chat.complete(self._clock())
 
     def _plan(self, chat: Chat, decision: RouteDecision) -> HeadRequest:
@@ -227,6 +235,9 @@ class ChatProxy:
         )
         for node_id in suspects:
             self._suspect(node_id)
+        if not error.is_overload:
+            for node_id in suspects or [decision.route.head.node_id]:
+                self._fault(node_id)
 
     async def _tell(self, chat: Chat, error: Exception, reply: ChatReply) -> None:
         chat.outcome = outcome_of(error)
@@ -243,6 +254,8 @@ async def _raise_when_gone(receive: Receive) -> None:
 def _lost(failure: AttemptFailedError) -> OverloadedError | NodeLostError:
     if failure.is_overload:
         return OverloadedError(f"Every route that was tried is full: {failure}.")
+    if failure.is_empty:
+        return EmptyAnswerError(f"The answer is empty on every route that was tried: {failure}.")
     return NodeLostError(f"The chat was lost with its node, and no other route is left: {failure}.")
 
 

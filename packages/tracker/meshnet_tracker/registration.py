@@ -4,7 +4,6 @@ What contradicts *other* nodes (a different card of the same model, a node id of
 for the fleet to refuse, because only the fleet knows them.
 """
 
-import math
 import re
 from urllib.parse import urlsplit
 
@@ -19,6 +18,8 @@ SLOTS_MAX = 100_000
 # Node ids and model names stand inside signatures and HTTP headers, so they must not contain their punctuation.
 _WALLET = re.compile(r"[A-Za-z0-9._:+/=-]{1,200}")
 _MODEL_NAME = re.compile(r"[!-~]+( [!-~]+)*")
+LAYER_TOKENS_PER_S_MAX = 1e7
+"""Ten times what the fastest machine decodes: more is a mistake or a lie, and would look like the best route."""
 
 
 def check_registration(registration: Registration) -> None:
@@ -32,8 +33,10 @@ def check_registration(registration: Registration) -> None:
     _check_card(registration.model)
     _check_layers(registration)
     _check_url(registration.url)
-    if not 0 < registration.layer_tokens_per_s < math.inf:
-        raise RegistrationRefusedError(f"layer_tokens_per_s {registration.layer_tokens_per_s} is not a positive number")
+    if not 0 < registration.layer_tokens_per_s <= LAYER_TOKENS_PER_S_MAX:
+        raise RegistrationRefusedError(
+            f"layer_tokens_per_s {registration.layer_tokens_per_s} is not between 0 and {LAYER_TOKENS_PER_S_MAX:g}"
+        )
     if not 1 <= registration.slots <= SLOTS_MAX:
         raise RegistrationRefusedError(f"slots {registration.slots} is not between 1 and {SLOTS_MAX}")
 

@@ -204,8 +204,13 @@ class ModelFile:
             return msgspec.json.decode(remembered.read_bytes(), type=Manifest)
         except (OSError, msgspec.MsgspecError):
             manifest = self.manifest()
+        try:
             write_atomically(remembered, msgspec.json.encode(manifest))
-            return manifest
+        except OSError as error:
+            raise ModelFileError(
+                f"cannot write to {cache_dir} ({error.strerror}): make room there, or set --cache-dir"
+            ) from error
+        return manifest
 
     def manifest(self) -> "Manifest":
         """One SHA-256 for every metadata value and every tensor, by name; type and shape are hashed with it."""

@@ -40,6 +40,7 @@ from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, ReaderTensor
 from meshnet_node.engine.architectures import Architecture, LayerPattern, check_cut
 from meshnet_node.engine.gguf_file import LAYER_TENSOR, MetadataValue, ModelFile
 from meshnet_node.engine.slice_writer import Copy, SlicePlan, write_slice
+from meshnet_node.errors import ModelFileError
 from meshnet_protocol.layers import LayerRange
 
 SLICE_FORMAT = 3
@@ -54,13 +55,21 @@ _WRITTEN_ANEW = frozenset({"general.architecture", "general.alignment"})
 
 
 def cached_slice(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
-    """The file to load these layers from: the model's own for all of them, else a slice made at most once."""
+    """The file to load these layers from: the model's own for all of them, else a slice made at most once.
+
+    Raises ModelFileError if the slice cannot be written.
+    """
     check_cut(model, layers)
     if model.is_whole(layers) and model.is_local:
         return model.path
     path = slice_path(model, layers, cache_dir)
-    if not path.is_file():
-        slice_layers(model, layers, path)
+    try:
+        if not path.is_file():
+            slice_layers(model, layers, path)
+    except OSError as error:
+        raise ModelFileError(
+            f"cannot write layers {layers} to {cache_dir} ({error.strerror}): make room there, or set --cache-dir"
+        ) from error
     return path
 
 

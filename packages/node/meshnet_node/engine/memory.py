@@ -11,7 +11,7 @@ The figures for caches are exact (they are llama.cpp's own arithmetic); that for
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshnet_node.engine.architectures import check_architecture, recurrent_layers
@@ -57,6 +57,8 @@ def megabytes(count: int) -> str:
 
 def memory_need(model: ModelFile, pieces: Iterable[LayerRange], options: EngineOptions) -> MemoryNeed:
     """Raises what ``plan_slice`` raises: a piece that cannot be cut."""
+    # As the engine does: no context beyond what the model was trained for.
+    options = replace(options, context_tokens=min(options.context_tokens, model.context_tokens))
     weights = cache = buffers = 0
     for piece in pieces:
         weights += plan_slice(model, piece).copied_bytes
