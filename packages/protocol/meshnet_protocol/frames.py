@@ -36,10 +36,14 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
     sampling: Sampling
     token_limit: int
     """Positions the session may use, prompt and completion together."""
+    prefix: tuple[bytes, ...] = ()
+    """The prompt as a chain of block hashes (``prefix.py``): what a hop may still hold of an ended session."""
 
 
 class SessionOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     session_id: SessionId
+    held_tokens: int = 0
+    """Of the prompt, held by this hop and all later ones: the first step may start there, or anywhere before."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -67,6 +71,8 @@ class SessionFailed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
 
 class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     session_id: SessionId
+    remember: tuple[bytes, ...] = ()
+    """The rows of the session as a chain of block hashes: a slot may keep them until somebody needs it."""
 
 
 FrameHeader = OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession

@@ -29,6 +29,8 @@ class StepArrived:
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
     session: EngineSession
+    keep_tokens: int
+    """Rows that its slot goes on holding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +91,8 @@ class EngineLoop:
         match event:
             case StepArrived(session, work):
                 self._accept(session, work)
-            case SessionClosed(session):
-                self._forget(session)
+            case SessionClosed(session, keep_tokens):
+                self._forget(session, keep_tokens)
             case GenerationRetired(generation):
                 generation.close()
             case EngineStopped():
@@ -102,16 +104,24 @@ class EngineLoop:
         if session.failure is not None:
             work.future.set_exception(session.failure)
             return
+        if work.is_first and not self._rewind(session, work.step.position):
+            self._fail(session, DecodeError("the slot could not be rewound; this is a bug"))
+            work.future.set_exception(session.failure or EngineClosedError("the session was closed"))
+            return
         work.segment = session.first_segment
         work.turn = self._next_turn()
         session.works.append(work)
         self._busy[session.slot] = session
         self._session_slots.add(session.slot)
 
-    def _forget(self, session: EngineSession) -> None:
+    def _rewind(self, session: EngineSession, position: int) -> bool:
+        """Drop what the session's slot holds from ``position`` on."""
+        segments = session.generation.segments[session.first_segment :]
+        return all([segment.rewind(session.slot, position) for segment in segments])
+
+    def _forget(self, session: EngineSession, keep_tokens: int) -> None:
         self._fail(session, EngineClosedError("the session was closed"))
-        for segment in session.generation.segments[session.first_segment :]:
-            segment.forget(session.slot)
+        self._rewind(session, keep_tokens)
         self._session_slots.discard(session.slot)
         session.sampler = None
 

@@ -116,10 +116,19 @@ class Segment:
         results = dict(zip((rows.slot for rows in in_slot_order), self._results_of(in_slot_order), strict=True))
         return [results[rows.slot] for rows in inputs]
 
+    @property
+    def can_rewind(self) -> bool:
+        """A KV cache can drop a text's end; the state of recurrent layers cannot be taken back."""
+        return not (llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model))
+
+    def rewind(self, slot: int, position: int) -> bool:
+        """Drop a slot's rows from ``position`` on; False if the memory cannot (0 always works)."""
+        assert self._is_open
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, slot, position, -1))
+
     def forget(self, slot: int) -> None:
         """Empty a slot's KV cache."""
-        assert self._is_open
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self.rewind(slot, 0)
 
     def close(self) -> None:
         """Free context and model. Nothing else may be called after it."""

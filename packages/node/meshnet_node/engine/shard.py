@@ -50,6 +50,10 @@ class Generation:
     """Guarded by the engine's lock."""
 
     @property
+    def can_rewind(self) -> bool:
+        return all(segment.can_rewind for segment in self.segments)
+
+    @property
     def entry_layers(self) -> tuple[int, ...]:
         return tuple(piece.first for piece in self.pieces)
 
