@@ -115,8 +115,11 @@ class NoFreeSlotError(NodeError):
     code = "no_free_slot"
     http_status = 503
 
-    def __init__(self, slots: int) -> None:
-        super().__init__(f"all {slots} slots are taken; try again soon, or start the node with more --slots")
+    def __init__(self, slots: int, *, waiting: int = 0, waited_s: float = 0.0) -> None:
+        queue = (
+            f" and {waiting} wait for one" if waiting else f", and none came free in {waited_s:.1f} s" * bool(waited_s)
+        )
+        super().__init__(f"all {slots} slots are taken{queue}; try again soon, or start the node with more --slots")
 
 
 class EngineClosedError(NodeError):
@@ -148,4 +151,6 @@ class RemoteHopError(NodeError):
 
 def http_status_of(error: NodeError) -> int:
     """The status a head answers with when ``error`` comes before the first byte."""
+    if error.code == NoFreeSlotError.code:
+        return NoFreeSlotError.http_status  # also when it is a later hop that has none
     return error.http_status

@@ -20,6 +20,7 @@ from time import perf_counter
 import structlog
 from aiohttp import WSMsgType, web
 
+from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
 from meshnet_node.errors import LinkError, NodeError, PlanError, RemoteHopError
 from meshnet_node.link import PING_PERIOD_S, DownstreamSession, LinkPool
@@ -64,6 +65,14 @@ class HopSession:
         self._at_engine = at_engine
         self._downstream = downstream
         self._in_order = asyncio.Lock()
+        self.remember: tuple[bytes, ...] = ()
+        """Set before the end: the chain of the session's rows, for every hop to keep."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Of the prompt, held by this hop and all later ones."""
+        mine = self._at_engine.held_tokens
+        return mine if self._downstream is None else min(mine, self._downstream.held_tokens)
 
     async def run_step(self, step: StepInput, token_count: int) -> HopReply:
         """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
@@ -94,9 +103,10 @@ class HopSession:
 class HopService:
     """Opens sessions at this node, whoever asks for them."""
 
-    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool) -> None:
+    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool, admission: Admission | None = None) -> None:
         self.node_id = node_id
         self.engine = engine
+        self.admission = admission or Admission(engine)
         self._links = links
 
     @asynccontextmanager
@@ -107,16 +117,22 @@ class HopService:
         """
         layers = _own_layers(self.node_id, request.plan, request.hop_index)
         is_last = request.hop_index == len(request.plan.hops) - 1
-        at_engine = self.engine.open_session(request.plan.session_id, layers, request.sampling if is_last else None)
+        wanted = SessionRequest(
+            request.plan.session_id, layers, request.sampling if is_last else None, prefix=request.prefix
+        )
+        at_engine = await self.admission.wait_session(wanted)
         downstream: DownstreamSession | None = None
+        session: HopSession | None = None
         try:
             if not is_last:
                 downstream = await self._open_downstream(request)
-            yield HopSession(self.node_id, self.engine, at_engine, downstream)
+            session = HopSession(self.node_id, self.engine, at_engine, downstream)
+            yield session
         finally:
-            self.engine.close_session(at_engine)
+            remember = session.remember if session is not None else ()
+            self.admission.release(at_engine, remember=remember)
             if downstream is not None:
-                await downstream.close()
+                await downstream.close(remember=remember)
 
     async def _open_downstream(self, request: OpenSession) -> DownstreamSession:
         following = request.plan.hops[request.hop_index + 1]
@@ -127,6 +143,7 @@ class HopService:
             hop_index=request.hop_index + 1,
             sampling=request.sampling,
             token_limit=request.token_limit,
+            prefix=request.prefix,
         )
         try:
             await downstream.wait_opened(onward)
@@ -194,6 +211,8 @@ class _InboundLink:
             case Step():
                 self._accept_step(header, payload)
             case CloseSession():
+                if (session := self._open.get(header.session_id)) is not None:
+                    session.remember = header.remember
                 if (owner := self._owners.get(header.session_id)) is not None:
                     owner.cancel()
             case SessionOpened() | StepReply() | SessionFailed():
@@ -219,7 +238,7 @@ class _InboundLink:
         try:
             async with self._hops.open_hop_session(request) as session:
                 self._open[session_id] = session
-                await self._send(SessionOpened(session_id=session_id))
+                await self._send(SessionOpened(session_id=session_id, held_tokens=session.held_tokens))
                 await asyncio.Event().wait()  # until closed: the owner is cancelled
         except NodeError as error:
             await self._send(self._failure(session_id, error))

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine, EngineOptions
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
@@ -60,10 +61,11 @@ class NodeIdentity:
 class NodeApp:
     """The HTTP face of a node."""
 
-    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool) -> None:
+    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool, admission: Admission) -> None:
         self._identity = identity
         self._engine = engine
-        hops = HopService(identity.node_id, engine, links)
+        self._admission = admission
+        hops = HopService(identity.node_id, engine, links, admission)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
@@ -84,6 +86,8 @@ class NodeApp:
                 "layers": str(engine.shard),
                 "entry_layers": list(engine.entry_layers),
                 "sessions": engine.queue_depth,
+                "waiting": self._admission.waiting_count,
+                "kv_tokens": engine.kv_tokens,
                 "slots": engine.options.slots,
             }
         )
@@ -293,24 +297,25 @@ async def _serve_shard(
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks)
-        client = TrackerClient(http, settings.tracker, engine, registration)
-        async with serving(NodeApp(identity, engine, links).build(), listener):
+        admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
+        client = TrackerClient(http, settings.tracker, engine, admission, registration)
+        async with serving(NodeApp(identity, engine, links, admission).build(), listener):
             log.info("serving", node_id=identity.node_id, url=identity.url)
             membership = tasks.create_task(client.run(), name="membership")
             await stop.wait()
-            await _drain(client, engine, settings.drain_timeout_s)
+            await _drain(client, admission, settings.drain_timeout_s)
             membership.cancel()
             await client.leave()
         await links.close()
 
 
-async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> None:
+async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:
     """Take nothing new, let running chats end, at most ``timeout_s`` long."""
     client.start_draining()
-    log.info("draining", sessions=engine.queue_depth)
+    log.info("draining", sessions=admission.queue_depth)
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while engine.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
+            while admission.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 

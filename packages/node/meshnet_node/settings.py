@@ -33,6 +33,9 @@ class NodeSettings:
     slots: int = 4
     context_tokens: int = 4096
     chunk_tokens: int = 128
+    queue: int = 8
+    """Chats that may wait for a slot."""
+    queue_timeout_s: float = 2.0
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
     drain_timeout_s: float = 30.0
@@ -45,6 +48,8 @@ class NodeSettings:
         _check_at_least("--slots", self.slots, 1)
         _check_at_least("--context-tokens", self.context_tokens, 64)
         _check_at_least("--chunk-tokens", self.chunk_tokens, 1)
+        _check_at_least("--queue", self.queue, 0)
+        _check_at_least("--queue-timeout", self.queue_timeout_s, 0)
         _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)
         _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
         if not 0 <= self.port <= 65535:

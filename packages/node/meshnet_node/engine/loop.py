@@ -115,9 +115,11 @@ class EngineLoop:
         self._session_slots.add(session.slot)
 
     def _rewind(self, session: EngineSession, position: int) -> bool:
-        """Drop what the session's slot holds from ``position`` on."""
-        segments = session.generation.segments[session.first_segment :]
-        return all([segment.rewind(session.slot, position) for segment in segments])
+        """Drop what the session's slot holds from ``position`` on; False if a segment could not."""
+        is_done = True
+        for segment in session.generation.segments[session.first_segment :]:
+            is_done &= segment.rewind(session.slot, position)
+        return is_done
 
     def _forget(self, session: EngineSession, keep_tokens: int) -> None:
         self._fail(session, EngineClosedError("the session was closed"))

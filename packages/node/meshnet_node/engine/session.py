@@ -161,4 +161,6 @@ class StepWork:
             rows = self._hidden[0] if len(self._hidden) == 1 else np.concatenate(self._hidden)
             hidden = rows.data.cast("B")
         queue_s = max(now_s - self.arrived_s - self.compute_s, 0.0)
-        return StepResult(self.token_id, hidden, queue_s=queue_s, compute_s=self.compute_s, row_count=self.rows.row_count)
+        return StepResult(
+            self.token_id, hidden, queue_s=queue_s, compute_s=self.compute_s, row_count=self.rows.row_count
+        )
