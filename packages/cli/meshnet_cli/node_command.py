@@ -71,6 +71,14 @@ def node(
     queue_timeout: Annotated[
         float, typer.Option(envvar="MESHNET_QUEUE_TIMEOUT", help="Seconds a chat may wait for a slot.")
     ] = 2.0,
+    exact: Annotated[
+        str,
+        typer.Option(
+            envvar="MESHNET_EXACT",
+            metavar="auto|on|off",
+            help="auto: test whether results are exact, and say so; on: refuse to start if not; off: no test.",
+        ),
+    ] = "auto",
     gpu_layers: Annotated[
         int,
         typer.Option(
@@ -117,6 +125,7 @@ def node(
             chunk_tokens=chunk_tokens,
             queue=queue,
             queue_timeout_s=queue_timeout,
+            exact=exact,
             gpu_layers=gpu_layers,
             layer_delay_ms=layer_delay_ms,
             drain_timeout_s=drain_timeout,

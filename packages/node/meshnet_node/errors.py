@@ -7,6 +7,7 @@
     ├── ModelFileError             the model's file is missing, damaged or not a model
     │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
     ├── LayersError                a layer range the model or the shard does not have
+    ├── NotExactError              the owner insists on exact results and this build has none for these weights
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
@@ -71,6 +72,16 @@ class LayersError(NodeError):
 
     def __init__(self, layers: LayerRange, *, layer_count: int) -> None:
         super().__init__(f"layers {layers}: the model has layers 0-{layer_count - 1}; choose a range inside them")
+
+
+class NotExactError(NodeError):
+    code = "not_exact"
+
+    def __init__(self, description: str) -> None:
+        super().__init__(
+            "--exact on: this model's weight types are not computed exactly by this build of llama.cpp "
+            f"({description}); docs/EXACTNESS.md says which build and which weights are, or use --exact auto"
+        )
 
 
 class RequestError(NodeError):

@@ -243,6 +243,7 @@ def load_engine(settings: NodeSettings) -> Engine:
         slots=settings.slots,
         context_tokens=settings.context_tokens,
         chunk_tokens=settings.chunk_tokens,
+        exact=settings.exact,
         gpu_layers=settings.gpu_layers,
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
@@ -258,6 +259,7 @@ async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
         engine = await asyncio.to_thread(load_engine, settings)
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
+            log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
             port = int(listener.getsockname()[1])
             identity = NodeIdentity(
@@ -291,6 +293,7 @@ async def _serve_shard(
             layer_tokens_per_s=layer_tokens_per_s,
             entry_layers=engine.entry_layers,
             slots=engine.options.slots,
+            exactness=engine.exactness,
         )
 
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.

@@ -10,6 +10,7 @@ from meshnet_node.errors import SettingsError
 from meshnet_protocol.ids import INSTANCE_PATTERN
 from meshnet_protocol.layers import LayerRange
 
+EXACT_MODES = ("auto", "on", "off")
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 
 
@@ -36,6 +37,7 @@ class NodeSettings:
     queue: int = 8
     """Chats that may wait for a slot."""
     queue_timeout_s: float = 2.0
+    exact: str = "auto"
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
     drain_timeout_s: float = 30.0
@@ -48,6 +50,8 @@ class NodeSettings:
         _check_at_least("--slots", self.slots, 1)
         _check_at_least("--context-tokens", self.context_tokens, 64)
         _check_at_least("--chunk-tokens", self.chunk_tokens, 1)
+        if self.exact not in EXACT_MODES:
+            raise SettingsError(f"--exact {self.exact}: use one of {', '.join(EXACT_MODES)}")
         _check_at_least("--queue", self.queue, 0)
         _check_at_least("--queue-timeout", self.queue_timeout_s, 0)
         _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)

@@ -22,6 +22,7 @@ from typing import Self
 
 import numpy as np
 
+from meshnet_node.engine import exactness
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import check_architecture
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
@@ -33,7 +34,7 @@ from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.errors import ContextOverflowError, EngineClosedError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import ModelCard, Sampling
+from meshnet_protocol.messages import Exactness, ModelCard, Sampling
 from meshnet_protocol.prefix import PREFIX_BLOCK_TOKENS
 
 __all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult"]
@@ -50,9 +51,12 @@ _GREEDY = Sampling(temperature=0.0)
 class Engine:
     """Runs the layers of one shard. All methods may be called from any thread, ``step`` from any event loop."""
 
-    def __init__(self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions) -> None:
+    def __init__(
+        self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions, proven: Exactness
+    ) -> None:
         """Use ``load``."""
         self.card = card
+        self.exactness = proven
         self.shard = generation.shard
         self.hidden_size = model.hidden_size
         self.options = options
@@ -80,7 +84,7 @@ class Engine:
     ) -> Self:
         """Slice, load and start (None: all layers): blocks for as long as reading them takes.
 
-        Raises ModelFileError, UnsupportedArchitectureError, LayersError.
+        Raises ModelFileError, UnsupportedArchitectureError, LayersError, NotExactError.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         model = ModelFile.open(path)
@@ -90,7 +94,7 @@ class Engine:
         card = model.card(options.cache_dir)
         generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
         try:
-            return cls(model, card, generation, options)
+            return cls(model, card, generation, options, exactness.prove(generation, options))
         except BaseException:
             generation.close()
             raise
