@@ -13,7 +13,7 @@ import msgspec
 
 from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
-from meshnet_node.link import LinkPool
+from meshnet_node.link_pool import LinkPool
 from meshnet_node.server import NodeApp, NodeIdentity, bind, serving
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, SessionId

@@ -129,7 +129,7 @@ class Endings:
 async def test_after_a_thousand_endings_every_slot_is_free_and_memory_is_flat(
     engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "REPLY_TIMEOUT_S", 0.25)
+    monkeypatch.setattr(link, "SILENCE_S_MAX", 0.25)
     rng = Random(5)
     seen: Counter[str] = Counter()
     async with (

@@ -127,9 +127,8 @@ class NoFreeSlotError(NodeError):
     http_status = 503
 
     def __init__(self, slots: int, *, waiting: int = 0, waited_s: float = 0.0) -> None:
-        queue = (
-            f" and {waiting} wait for one" if waiting else f", and none came free in {waited_s:.1f} s" * bool(waited_s)
-        )
+        queue = f" and {waiting} wait for one" if waiting else ""
+        queue += f", and none came free in {waited_s:.1f} s" if waited_s else ""
         super().__init__(f"all {slots} slots are taken{queue}; try again soon, or start the node with more --slots")
 
 
@@ -149,6 +148,7 @@ class LinkError(NodeError):
     def __init__(self, node_id: NodeId, message: str) -> None:
         super().__init__(f"link to {node_id}: {message}")
         self.node_id = node_id
+        self.reason = message
 
 
 class RemoteHopError(NodeError):
