@@ -102,11 +102,11 @@ class EngineLoop:
 
     def _accept(self, session: EngineSession, work: StepWork) -> None:
         if session.failure is not None:
-            work.future.set_exception(session.failure)
+            work.answer.set_exception(session.failure)
             return
         if work.is_first and not self._rewind(session, work.step.position):
             self._fail(session, DecodeError("the slot could not be rewound; this is a bug"))
-            work.future.set_exception(session.failure or EngineClosedError("the session was closed"))
+            work.answer.set_exception(session.failure or EngineClosedError("the session was closed"))
             return
         work.segment = session.first_segment
         work.turn = self._next_turn()
@@ -131,7 +131,7 @@ class EngineLoop:
         """End all steps of a session, and every later one."""
         session.failure = error
         while session.works:
-            session.works.popleft().future.set_exception(error)
+            session.works.popleft().answer.set_exception(error)
         if self._busy.get(session.slot) is session:
             del self._busy[session.slot]
 
@@ -181,7 +181,7 @@ class EngineLoop:
             session.works.popleft()
             if not session.works:
                 del self._busy[session.slot]
-            work.future.set_result(work.result(time.perf_counter()))
+            work.answer.set_result(work.result(time.perf_counter()))
 
     def _next_turn(self) -> int:
         self._turn += 1

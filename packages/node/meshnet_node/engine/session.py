@@ -9,8 +9,8 @@ Nothing here calls llama.cpp.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -101,13 +101,21 @@ class StepRows:
     hidden: FloatRows | None
 
 
+class Answer(Protocol):
+    """Where a step's outcome goes, told by the engine thread exactly once."""
+
+    def set_result(self, result: StepResult, /) -> None: ...
+
+    def set_exception(self, error: NodeError, /) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class StepWork:
     """A step under way: which of its rows are done, and where the piece being computed is."""
 
     step: StepInput
     rows: StepRows
-    future: "Future[StepResult]"
+    answer: Answer
     arrived_s: float
     is_first: bool = False
     """Of its session: what the slot holds from its position on belongs to somebody else's text."""

@@ -15,11 +15,12 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,11 +29,11 @@ from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import check_architecture
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
 from meshnet_node.engine.sampling import TokenSampler
-from meshnet_node.engine.session import EngineSession, StepInput, StepResult, StepWork, rows_of_step
+from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepResult, StepWork, rows_of_step
 from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
 from meshnet_node.engine.slots import Memory, Place, SlotTable
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.errors import ContextOverflowError, EngineClosedError
+from meshnet_node.errors import ContextOverflowError, EngineClosedError, NodeError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Exactness, ModelCard, Sampling
@@ -152,7 +153,9 @@ class Engine:
         A cancelled caller does not cancel the step: close the session for that. Raises StepError,
         ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
         """
-        result = await asyncio.wrap_future(self._submit(session, step))
+        answer = _LoopAnswer()
+        self._submit(session, step, answer)
+        result = await answer.future
         session.done_position = max(session.done_position, step.position + result.row_count)
         return result
 
@@ -218,9 +221,11 @@ class Engine:
         is_head = self.shard.first == 0
         hidden = None if is_head else np.full(self.hidden_size, 0.1, np.float32).data.cast("B")
         tokens = [session.next_position % self.vocabulary.size] if is_head else None
-        self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True)).result()
+        done: Future[StepResult] = Future()
+        self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True), done)
+        done.result()
 
-    def _submit(self, session: EngineSession, step: StepInput) -> "Future[StepResult]":
+    def _submit(self, session: EngineSession, step: StepInput, answer: Answer) -> None:
         with self._lock:
             self._check_open()
             if session.is_closed:
@@ -230,11 +235,8 @@ class Engine:
                 raise ContextOverflowError(step.position + rows.row_count, self.options.context_tokens)
             session.next_position = step.position + rows.row_count
             is_first, session.has_begun = not session.has_begun, True
-            future: Future[StepResult] = Future()
-            future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-            work = StepWork(step, rows, future, time.perf_counter(), is_first=is_first)
+            work = StepWork(step, rows, answer, time.perf_counter(), is_first=is_first)
             self._loop.inbox.put(StepArrived(session, work))
-        return future
 
     def _recut(self, entry_layers: frozenset[int]) -> None:
         with self._cutting:
@@ -260,3 +262,32 @@ class Engine:
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; start the node again")
+
+
+class _LoopAnswer:
+    """Carries a step's outcome to the event loop that waits for it, in one hand-over.
+
+    ``asyncio.wrap_future`` would chain two futures, with a lock and a condition for each step.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[StepResult] = self._loop.create_future()
+
+    def set_result(self, result: StepResult, /) -> None:
+        self._tell(self._set_result, result)
+
+    def set_exception(self, error: NodeError, /) -> None:
+        self._tell(self._set_exception, error)
+
+    def _tell(self, tell: Callable[[Any], None], outcome: StepResult | NodeError) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(tell, outcome)
+
+    def _set_result(self, result: StepResult) -> None:
+        if not self.future.done():  # cancelled meanwhile
+            self.future.set_result(result)
+
+    def _set_exception(self, error: NodeError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
