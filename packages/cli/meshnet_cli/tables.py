@@ -37,7 +37,7 @@ def routes_table(model: Json) -> Table:
 def nodes_table(nodes: Sequence[Json]) -> Table:
     """Who holds which layers, as ``GET /v1/nodes`` lists them."""
     table = plain_table("nodes")
-    for column in ("node", "model", "layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
+    for column in ("node", "model", "layers", "enter at", "layer-tok/s", "slots", "queue", "exact", "state", "heard"):
         table.add_column(column, justify="left" if column in ("node", "model") else "right", overflow="fold")
     for node in nodes:
         table.add_row(
@@ -46,11 +46,20 @@ def nodes_table(nodes: Sequence[Json]) -> Table:
             node["shard"],
             ", ".join(map(str, node["entry_layers"])),
             number(node["layer_tokens_per_s"], 0),
+            f"{node['active_slots']}/{node['slots']}",
             str(node["queue_depth"]),
+            exactness_text(node["exactness"]),
             node["state"],
             f"{node['heartbeat_age_s']:.1f} s ago",
         )
     return table
+
+
+def exactness_text(exactness: Json) -> str:
+    """``yes 3f2a9c`` with the class, so that one sees which nodes share it; ``?`` where nothing was tested."""
+    if exactness["is_exact"] is None:
+        return "?"
+    return f"yes {exactness['class_id'][:6]}" if exactness["is_exact"] else "no"
 
 
 def plain_table(title: str) -> Table:

@@ -21,7 +21,16 @@ from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopReply, HopService, HopSes
 from meshnet_node.text_stream import TextStream
 from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.ids import SessionId
-from meshnet_protocol.messages import HeadRequest, HopTiming, PlannedHop, RoutePlan, Sampling, Usage
+from meshnet_protocol.messages import (
+    HeadRequest,
+    HopTiming,
+    PlannedHop,
+    PromptTokensDetails,
+    RoutePlan,
+    Sampling,
+    Usage,
+)
+from meshnet_protocol.prefix import prefix_chain
 
 TOKEN_CHARS_MAX = 256
 """More than the longest token of any vocabulary in use (long runs of spaces or dashes)."""
@@ -55,7 +64,11 @@ class Chat:
     """Most tokens to draw."""
     stop: Sequence[str]
     ignore_eos: bool
+    cache_prompt: bool = True
+    """Go on from what the hops still hold of the prompt, and let them keep this chat's rows at its end."""
     _drawn: int = 0
+    _rows: list[int] = field(default_factory=list)
+    """Token ids of the rows that every hop has computed."""
     _timings: tuple[HopTiming, ...] = field(default=())
 
     async def stream(self) -> AsyncIterator[TextDelta | ChatEnd]:
@@ -82,7 +95,7 @@ class Chat:
     async def _prefill(self) -> int:
         """Send the prompt down the route in chunks, a few ahead of the replies; the last one draws a token."""
         size = self.engine.options.chunk_tokens
-        starts = range(0, len(self.prompt), size)
+        starts = range(self._cached_tokens, len(self.prompt), size)
         window = asyncio.Semaphore(STEPS_IN_FLIGHT_MAX)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -95,6 +108,7 @@ class Chat:
             raise group.exceptions[0] from None
         token_id = chunks[-1].result()
         assert token_id is not None
+        self._rows.extend(self.prompt)
         return token_id
 
     async def _prefill_chunk(self, window: asyncio.Semaphore, start: int, *, is_last: bool) -> int | None:
@@ -105,6 +119,7 @@ class Chat:
     async def _draw(self, token_id: int) -> int:
         drawn = await self._run((token_id,), len(self.prompt) + self._drawn - 1, wants_token=True)
         assert drawn is not None
+        self._rows.append(token_id)
         return drawn
 
     async def _run(self, tokens: Sequence[int], position: int, *, wants_token: bool) -> int | None:
@@ -115,8 +130,23 @@ class Chat:
 
     def _end(self, finish_reason: str) -> ChatEnd:
         prompt, drawn = len(self.prompt), self._drawn
-        usage = Usage(prompt_tokens=prompt, completion_tokens=drawn, total_tokens=prompt + drawn)
+        usage = Usage(
+            prompt_tokens=prompt,
+            completion_tokens=drawn,
+            total_tokens=prompt + drawn,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._cached_tokens if drawn else 0),
+        )
         return ChatEnd(finish_reason, usage, self._timings)
+
+    @property
+    def _cached_tokens(self) -> int:
+        """Tokens of the prompt that need no computing. The last one always does: the answer is drawn from it."""
+        return min(self.session.held_tokens, len(self.prompt) - 1)
+
+    def remember_rows(self) -> None:
+        """Let every hop keep what it has computed, in case the next chat goes on from there."""
+        if self.cache_prompt:
+            self.session.remember = prefix_chain(self._rows)
 
 
 class ChatService:
@@ -135,13 +165,18 @@ class ChatService:
         plan = request.meshnet or self._own_plan()
         # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
         prompt = await asyncio.to_thread(encode_prompt, engine.vocabulary, request, engine.options.context_tokens)
-        opening = OpenSession(plan=plan, hop_index=0, sampling=sampling_of(request))
+        prefix = prefix_chain(prompt) if request.cache_prompt else ()
+        opening = OpenSession(plan=plan, hop_index=0, sampling=sampling_of(request), prefix=prefix)
         async with self._hops.open_hop_session(opening) as session:
             room = session.context_tokens - len(prompt)
             if room < 1:
                 raise ContextOverflowError(len(prompt), session.context_tokens)
             limit = room if request.max_tokens is None else min(request.max_tokens, room)
-            yield Chat(session, engine, prompt, limit, tuple(request.stop), request.ignore_eos)
+            chat = Chat(session, engine, prompt, limit, tuple(request.stop), request.ignore_eos, request.cache_prompt)
+            try:
+                yield chat
+            finally:
+                chat.remember_rows()
 
     def _own_plan(self) -> RoutePlan:
         """A route of this node alone, for whoever talks to it directly."""

@@ -19,8 +19,9 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine, EngineOptions
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
@@ -59,10 +60,11 @@ class NodeIdentity:
 class NodeApp:
     """The HTTP face of a node."""
 
-    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool) -> None:
+    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool, admission: Admission) -> None:
         self._identity = identity
         self._engine = engine
-        hops = HopService(identity.node_id, engine, links)
+        self._admission = admission
+        hops = HopService(identity.node_id, engine, links, admission)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
@@ -83,6 +85,8 @@ class NodeApp:
                 "layers": str(engine.shard),
                 "entry_layers": list(engine.entry_layers),
                 "sessions": engine.queue_depth,
+                "waiting": self._admission.waiting_count,
+                "kv_tokens": engine.kv_tokens,
                 "slots": engine.options.slots,
             }
         )
@@ -203,7 +207,7 @@ def error_body(error: NodeError) -> dict[str, str | None]:
 
 
 def error_response(error: NodeError) -> web.Response:
-    return web.json_response({"error": error_body(error)}, status=error.http_status)
+    return web.json_response({"error": error_body(error)}, status=http_status_of(error))
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -238,6 +242,7 @@ def load_engine(settings: NodeSettings) -> Engine:
         slots=settings.slots,
         context_tokens=settings.context_tokens,
         chunk_tokens=settings.chunk_tokens,
+        exact=settings.exact,
         gpu_layers=settings.gpu_layers,
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
@@ -255,6 +260,7 @@ async def serve_node(
         engine = await asyncio.to_thread(load_engine, settings)
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
+            log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
             port = int(listener.getsockname()[1])
             identity = NodeIdentity(
@@ -289,30 +295,32 @@ async def _serve_shard(
             layer_tokens_per_s=layer_tokens_per_s,
             entry_layers=engine.entry_layers,
             slots=engine.options.slots,
+            exactness=engine.exactness,
         )
 
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks)
-        client = TrackerClient(http, settings.tracker, engine, registration)
-        async with serving(NodeApp(identity, engine, links).build(), listener):
+        admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
+        client = TrackerClient(http, settings.tracker, engine, admission, registration)
+        async with serving(NodeApp(identity, engine, links, admission).build(), listener):
             log.info("serving", node_id=identity.node_id, url=identity.url)
             membership = tasks.create_task(client.run(), name="membership")
             await stop.wait()
-            await _drain(client, engine, settings.drain_timeout_s)
+            await _drain(client, admission, settings.drain_timeout_s)
             membership.cancel()
             await client.leave()
         await links.close()
 
 
-async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> None:
+async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:
     """Take nothing new, let running chats end, at most ``timeout_s`` long."""
     client.start_draining()
-    log.info("draining", sessions=engine.queue_depth)
+    log.info("draining", sessions=admission.queue_depth)
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while engine.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
+            while admission.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 

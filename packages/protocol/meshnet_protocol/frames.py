@@ -36,12 +36,16 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
     hop_index: int
     """Whose turn it is in ``plan.hops``: the receiver's."""
     sampling: Sampling
+    prefix: tuple[bytes, ...] = ()
+    """The prompt as a chain of block hashes (``prefix.py``): what a hop may still hold of an ended session."""
 
 
 class SessionOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     session_id: SessionId
     context_tokens: int
     """The smallest context of this hop and all later ones: what prompt and answer must fit."""
+    held_tokens: int = 0
+    """Of the prompt, held by this hop and all later ones: the first step may start there, or anywhere before."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -69,6 +73,8 @@ class SessionFailed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
 
 class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     session_id: SessionId
+    remember: tuple[bytes, ...] = ()
+    """The rows of the session as a chain of block hashes: a slot may keep them until somebody needs it."""
 
 
 FrameHeader = OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession

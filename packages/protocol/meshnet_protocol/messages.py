@@ -47,6 +47,19 @@ class ModelCard(Message, frozen=True, kw_only=True):
         return make_model_key(name=self.name, fingerprint=self.fingerprint)
 
 
+class Exactness(Message, frozen=True, kw_only=True):
+    """Whether a node computes the same bits however rows are grouped, and with whom it shares those bits."""
+
+    mode: str = "auto"
+    """What its owner asked for: ``auto``, ``on`` or ``off``."""
+    is_exact: bool | None = None
+    """From the node's self-test at start; None: not tested."""
+    class_id: str = ""
+    """Equal on two nodes: they compute equal bits from equal rows, if both are exact."""
+    description: str = ""
+    """What the class is made of: build, instruction set, cache type."""
+
+
 class Registration(Message, frozen=True, kw_only=True):
     """A node's account of itself, sent at start and whenever the tracker has forgotten it."""
 
@@ -63,6 +76,7 @@ class Registration(Message, frozen=True, kw_only=True):
     entry_layers: tuple[int, ...]
     """Layers at which a route may enter the shard now; always has the shard's first."""
     slots: int
+    exactness: Exactness = Exactness()
     protocol_version: int = PROTOCOL_VERSION
 
     @property
@@ -85,6 +99,11 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Requests accepted by the node and not finished, those being computed included."""
     entry_layers: tuple[int, ...]
     is_draining: bool = False
+    active_slots: int = 0
+    """Slots with an open session; the rest of ``queue_depth`` waits for one."""
+    kv_tokens: int = 0
+    """Positions held in the slots: of open sessions, and remembered of ended ones."""
+    kv_tokens_max: int = 0
 
 
 class HeartbeatReply(Message, frozen=True, kw_only=True):
@@ -150,6 +169,8 @@ class HeadRequest(Message, frozen=True, kw_only=True):
     max_tokens: int | None = None
     stop: list[str] = []
     ignore_eos: bool = False
+    cache_prompt: bool = True
+    """False: compute the whole prompt, whatever the hops still hold of it."""
     meshnet: RoutePlan | None = None
 
 
@@ -174,10 +195,16 @@ class HeadReport(Message, frozen=True, kw_only=True):
     """On the last chunk only: each hop, in route order."""
 
 
+class PromptTokensDetails(Message, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that every hop still held and none computed again."""
+
+
 class Usage(Message, frozen=True, kw_only=True):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
 
 
 class Delta(Message, frozen=True, kw_only=True, omit_defaults=True):

@@ -175,6 +175,7 @@ def _model_object(name: str, created: int) -> dict[str, Any]:
 
 
 def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
+    beat = node.heartbeat
     state = "draining" if node.is_draining else "suspected" if node.is_suspected else "ready"
     return {
         "node_id": node.node_id,
@@ -186,6 +187,10 @@ def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
         "wanted_entry_layers": fleet.wanted_entry_layers(node.node_id),
         "queue_depth": node.queue_depth,
         "slots": node.registration.slots,
+        "active_slots": beat.active_slots if beat else 0,
+        "kv_tokens": beat.kv_tokens if beat else 0,
+        "kv_tokens_max": beat.kv_tokens_max if beat else 0,
+        "exactness": msgspec.to_builtins(node.registration.exactness),
         "layer_tokens_per_s": node.layer_tokens_per_s,
         "heartbeat_age_s": max(0.0, now - node.heard_at),
     }
