@@ -39,7 +39,7 @@ from meshnet_protocol.frames import (
 )
 from meshnet_protocol.ids import NodeId, SessionId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import HopTiming, RoutePlan
+from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
 
 STEPS_IN_FLIGHT_MAX = 8
 """Steps of one session that may wait at one hop: what a head may send ahead of the replies."""
@@ -52,6 +52,7 @@ class HopReply:
     """What came back for one step: the token, if one was asked for, and timings from this hop to the tail."""
 
     token_id: int | None
+    logprobs: TokenLogprobs | None
     timings: tuple[HopTiming, ...]
 
 
@@ -70,7 +71,7 @@ class HopSession:
         async with self._in_order:
             result = await self._engine.step(self._at_engine, step)
             if self._downstream is None:
-                return HopReply(result.token_id, (self._timing(result, link_s=0.0),))
+                return HopReply(result.token_id, result.logprobs, (self._timing(result, link_s=0.0),))
             assert result.hidden is not None
             onward = Step(
                 session_id=self._downstream.session_id,
@@ -83,7 +84,7 @@ class HopSession:
         reply = await self._downstream.wait_reply(waiting)
         elsewhere_s = sum(hop.queue_s + hop.compute_s + hop.link_s for hop in reply.timings)
         link_s = max(0.0, perf_counter() - sent_at - elsewhere_s)
-        return HopReply(reply.token_id, (self._timing(result, link_s=link_s), *reply.timings))
+        return HopReply(reply.token_id, reply.logprobs, (self._timing(result, link_s=link_s), *reply.timings))
 
     def _timing(self, result: StepResult, *, link_s: float) -> HopTiming:
         return HopTiming(
@@ -242,7 +243,11 @@ class _InboundLink:
                 self._in_flight[step.session_id] -= 1
         await self._send(
             StepReply(
-                session_id=step.session_id, position=step.position, token_id=reply.token_id, timings=reply.timings
+                session_id=step.session_id,
+                position=step.position,
+                token_id=reply.token_id,
+                logprobs=reply.logprobs,
+                timings=reply.timings,
             )
         )
 

@@ -120,7 +120,7 @@ class Engine:
             slot = min(self._free_slots)
             session = EngineSession(session_id, layers, slot, generation, first_segment)
             if layers.next_layer == self.card.layer_count:
-                session.sampler = TokenSampler(sampling or _GREEDY, vocabulary_size=self.vocabulary.size)
+                session.sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
             self._free_slots.remove(slot)
             generation.session_count += 1
         return session
