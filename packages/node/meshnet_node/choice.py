@@ -33,7 +33,7 @@ class TokenText:
 
 @dataclass(slots=True)
 class Choice:
-    """An answer whose session is open on every hop and whose prompt fits. ``reply_s`` of hops go to ``on_reply``."""
+    """An answer whose session is open on every hop and whose prompt fits."""
 
     session: HopSession
     engine: Engine
@@ -45,7 +45,7 @@ class Choice:
     markers: Mapping[int, bytes]
     replies: list[HopReply] = field(default_factory=list)
     """Since the caller last took them."""
-    drawn: int = 0
+    _drawn: int = 0
 
     async def stream(self) -> AsyncGenerator[TokenText, None]:
         """One for every token; raises NodeError, LinkError or RemoteHopError."""
@@ -55,17 +55,17 @@ class Choice:
         text = _TextAndLogprobs(self.engine.vocabulary, TextStream(self.stop))
         reply = await self._prefill()
         while True:
-            self.drawn += 1
+            self._drawn += 1
             token_id = _token_of(reply)
             if self.engine.vocabulary.is_end(token_id) and not self.ignore_eos:
                 yield text.end(token_id, "", "stop")
                 return
             shown = text.push(token_id, self._piece(token_id), reply.logprobs)
-            if text.has_stopped or self.drawn == self.token_limit:
+            if text.has_stopped or self._drawn == self.token_limit:
                 yield text.end(token_id, shown, "stop" if text.has_stopped else "length")
                 return
             yield TokenText(shown, token_id, text.take_logprobs())
-            reply = await self._run((token_id,), len(self.prompt) + self.drawn - 1, wants_token=True)
+            reply = await self._run((token_id,), len(self.prompt) + self._drawn - 1, wants_token=True)
 
     def _piece(self, token_id: int) -> bytes:
         return self.markers.get(token_id) or self.engine.vocabulary.piece(token_id)

@@ -104,6 +104,7 @@ class Chat:
                 self._note(choice)
                 parts = _parts_of(parser, token.text, is_last=token.finish_reason is not None)
                 ids = () if token.token_id is None else (token.token_id,)
+                self._drawn += len(ids)
                 yield ChoiceDelta(index, tuple(parts), ids, token.logprobs)
                 if token.finish_reason is not None:
                     calls_tools = parser is not None and parser.call_count and token.finish_reason == "stop"
@@ -162,8 +163,6 @@ class Chat:
         for reply in choice.replies:
             self._timings = add_timings(self._timings, reply.timings)
         choice.replies.clear()
-        self._drawn += choice.drawn
-        choice.drawn = 0
 
     def _end(self) -> ChatEnd:
         prompt = sum(len(prompt) for prompt in self.work.prompts)
