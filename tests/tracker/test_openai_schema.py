@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from meshnet_protocol.messages import PENALTY_TOKENS_MAX
 from meshnet_tracker.errors import InvalidRouteError, MalformedRequestError
-from meshnet_tracker.openai_schema import ChatCall, parse_chat
+from meshnet_tracker.openai_schema import ChatCall, Dialect, parse_chat, parse_completion
 
 USER = {"role": "user", "content": "hi"}
 
@@ -173,3 +174,63 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 def test_a_route_that_is_no_list_of_different_node_ids_is_refused(route: Any) -> None:
     with pytest.raises(InvalidRouteError):
         parse(route=route)
+
+
+def complete(**fields: Any) -> ChatCall:
+    return parse_completion(json.dumps(fields).encode(), seed_rng=Random(1))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_comes_in_every_form(prompt: Any, prompts: list[Any]) -> None:
+    call = complete(prompt=prompt)
+    assert (call.head_request.prompts, call.dialect) == (prompts, Dialect.COMPLETION)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": "all"}, "logprobs"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)
+def test_a_prompt_that_cannot_be_gone_on_with_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(MalformedRequestError) as caught:
+        complete(**fields)
+    assert caught.value.param == param
+
+
+def test_logprobs_are_a_claim_in_chats_and_a_number_in_completions() -> None:
+    assert parse(logprobs=True).head_request.top_logprobs == 0
+    assert parse(logprobs=True, top_logprobs=4).head_request.top_logprobs == 4
+    assert parse(logprobs=False, top_logprobs=0).head_request.top_logprobs is None
+    counts = [complete(prompt="a", logprobs=wanted).head_request.top_logprobs for wanted in (0, 3, True, None)]
+    assert counts == [0, 3, 0, None]
+
+
+def test_tools_reach_the_head_unless_none_may_be_called() -> None:
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}]
+    named = {"type": "function", "function": {"name": "a"}}
+
+    assert [tool.name for tool in parse(tools=tools).head_request.tools] == ["a"]
+    assert parse(tools=tools, tool_choice="none").head_request.tools == []
+    assert parse(tools=tools, tool_choice="any").head_request.tool_choice == "required"
+    assert parse(tools=tools, tool_choice=named).head_request.tool_choice == "a"
+
+
+def test_penalties_look_as_far_back_as_llama_cpp_would() -> None:
+    assert parse().head_request.penalty_tokens == 64
+    assert parse(repeat_last_n=0).head_request.penalty_tokens == 0
+    assert parse(repeat_last_n=-1).head_request.penalty_tokens == PENALTY_TOKENS_MAX

@@ -133,6 +133,7 @@ async def test_the_head_is_asked_to_stream_a_normalised_request_with_its_plan() 
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": 3,
         "total_tokens": PROMPT_TOKENS + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

@@ -112,19 +112,20 @@ class _TextAndLogprobs:
         return self._text.has_stopped
 
     def push(self, token_id: int, piece: bytes, logprobs: TokenLogprobs | None) -> str:
-        if logprobs is not None:
-            begins_at = self._shown_chars + self._text.held_chars
-            self._waiting.append((begins_at, content_logprob(self._vocabulary, token_id, logprobs)))
-        return self._count(self._text.push(piece))
+        shown = self._count(self._text.push(piece))
+        if logprobs is not None and not self.has_stopped:
+            ends_at = self._shown_chars + self._text.held_chars
+            self._waiting.append((ends_at, content_logprob(self._vocabulary, token_id, logprobs)))
+        return shown
 
     def end(self, token_id: int, shown: str, finish_reason: str) -> TokenText:
         """The last token: of what was held back all comes out, unless it is a stop string's."""
         shown += self._count(self._text.finish())
-        return TokenText(shown, token_id, self.take_logprobs(is_last=not self.has_stopped), finish_reason)
+        return TokenText(shown, token_id, self.take_logprobs(), finish_reason)
 
-    def take_logprobs(self, *, is_last: bool = False) -> tuple[ContentLogprob, ...]:
+    def take_logprobs(self) -> tuple[ContentLogprob, ...]:
         taken = []
-        while self._waiting and (is_last or self._waiting[0][0] < self._shown_chars):
+        while self._waiting and self._waiting[0][0] <= self._shown_chars:
             taken.append(self._waiting.popleft()[1])
         return tuple(taken)
 

@@ -118,6 +118,8 @@ def _call(item: Any, names: frozenset[str]) -> ParsedCall | None:
 
 def _with_object_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = dict(call["function"])
+    if not isinstance(function["arguments"], str):
+        return dict(call)
     with suppress(ValueError, RecursionError):  # a model may have written something else: it is shown that again
         function["arguments"] = json.loads(function["arguments"])
     return {**call, "function": function}

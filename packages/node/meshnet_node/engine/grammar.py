@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import llama_cpp
-from llama_cpp.llama_grammar import SchemaConverter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
 
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import GrammarError
@@ -19,6 +19,8 @@ GRAMMAR_RULES_MAX = 4000
 GRAMMAR_DEPTH_MAX = 100
 SCHEMA_DEPTH_MAX = 60
 
+# The converter's own rule for it lets line ends and other control characters through, which JSON does not.
+_STRING_CHARACTER = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
 _ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
 _ANY_TYPE = {"type": ["object", "array", "string", "number", "boolean", "null"]}
 _SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
@@ -74,6 +76,10 @@ class GrammarWriter:
     def write(self, root: str) -> str:
         """The whole grammar; ``root`` is the body of its first rule."""
         self.add_rule("root", root)
+        rules = self._converter._rules
+        for name, rule in rules.items():
+            if rule == PRIMITIVE_RULES["char"].content:
+                rules[name] = _STRING_CHARACTER
         return str(self._converter.format_grammar())
 
 
