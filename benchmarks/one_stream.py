@@ -27,7 +27,8 @@ from peers import Stream, chat_body, stream_chat, whole_model_process
 
 async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
     body = chat_body(served_models(mesh.url)[0], tokens=tokens)
-    prompt = list(understand(Vocabulary(model), HeadRequest(messages=body["messages"])).prompts[0])
+    work = understand(Vocabulary(model), HeadRequest(messages=body["messages"]), context_tokens=4096)
+    prompt = list(work.prompts[0])
     results = []
     with whole_model_process(model, threads=1) as peer:
         async with aiohttp.ClientSession() as http:

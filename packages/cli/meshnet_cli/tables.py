@@ -14,15 +14,7 @@ STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "d
 
 def routes_table(model: Json) -> Table:
     """The learned routes of one model, best first, as ``GET /v1/routing`` lists them."""
-    table = Table(
-        title=f"{model['model']}, epoch {model['epoch']}",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    table = plain_table(f"{model['model']}, epoch {model['epoch']}")
     table.add_column("route", overflow="fold", min_width=ROUTE_COLUMN_CHARS_MIN)
     for column in ("status", "tok/s", "coeff.", "expect", "actual", "samples", "weight", "load"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -44,15 +36,7 @@ def routes_table(model: Json) -> Table:
 
 def nodes_table(nodes: Sequence[Json]) -> Table:
     """Who holds which layers, as ``GET /v1/nodes`` lists them."""
-    table = Table(
-        title="nodes",
-        title_justify="left",
-        box=SIMPLE_HEAD,
-        padding=(0, 1),
-        collapse_padding=True,
-        pad_edge=False,
-        show_edge=False,
-    )
+    table = plain_table("nodes")
     for column in ("node", "model", "layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
         table.add_column(column, justify="left" if column in ("node", "model") else "right", overflow="fold")
     for node in nodes:

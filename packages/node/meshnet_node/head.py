@@ -19,9 +19,8 @@ import msgspec
 
 from meshnet_node.answer_parser import AnswerParser, Content, Part
 from meshnet_node.choice import Choice
-from meshnet_node.engine.api import Engine
-from meshnet_node.errors import ContextOverflowError, NodeError, NoFreeSlotError, PlanError
-from meshnet_node.prompt import Work, sampling_of, understand
+from meshnet_node.errors import NodeError, NoFreeSlotError, PlanError
+from meshnet_node.prompt import Work, check_context, sampling_of, understand
 from meshnet_node.relay import HopService, HopSession
 from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.ids import SessionId
@@ -80,6 +79,8 @@ class Chat:
     sessions: AsyncExitStack
     """Closes the session that is open; whoever opened the chat closes this."""
     first: HopSession | None = None
+    context_tokens: int = 0
+    """The smallest context of all hops."""
     cached_tokens: int = 0
     _drawn: int = 0
     _timings: tuple[HopTiming, ...] = field(default=())
@@ -143,20 +144,16 @@ class Chat:
         plan = self.plan
         if index:
             plan = msgspec.structs.replace(plan, session_id=SessionId(f"{plan.session_id}-{index}"))
-        return OpenSession(
-            plan=plan,
-            hop_index=0,
-            sampling=sampling_of(
-                self.request, grammar=self.work.grammar, prompt=prompt, choice=choice, vocabulary_size=size
-            ),
-            token_limit=len(prompt) + self._limit(index),
+        sampling = sampling_of(
+            self.request, grammar=self.work.grammar, prompt=prompt, choice=choice, vocabulary_size=size
         )
+        return OpenSession(plan=plan, hop_index=0, sampling=sampling)
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self.work.prompts[index // self.request.n]
 
     def _limit(self, index: int) -> int:
-        room = self.hops.engine.options.context_tokens - len(self._prompt(index))
+        room = self.context_tokens - len(self._prompt(index))
         return room if self.request.max_tokens is None else min(self.request.max_tokens, room)
 
     def _note(self, choice: Choice) -> None:
@@ -189,15 +186,16 @@ class ChatService:
         """
         engine = self._hops.engine
         plan = request.meshnet or self._own_plan()
-        if plan.hops[0].start_layer != 0 or plan.model_key != engine.card.model_key:
-            raise PlanError(
-                f"this node is no head for {plan.model_key}: it holds {engine.shard} of {engine.card.model_key}"
-            )
-        work = understand(engine.vocabulary, request)
-        check_context(engine, work)
+        # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
+        work = await asyncio.to_thread(
+            understand, engine.vocabulary, request, context_tokens=engine.options.context_tokens
+        )
         async with AsyncExitStack() as sessions:
             chat = Chat(self._hops, plan, request, work, sessions)
             chat.first = await chat.open_session(0)
+            # Known only now: the smallest context of all hops.
+            check_context(work.prompts, chat.first.context_tokens)
+            chat.context_tokens = chat.first.context_tokens
             yield chat
 
     def _own_plan(self) -> RoutePlan:
@@ -207,13 +205,6 @@ class ChatService:
             raise PlanError(f"this node holds layers {engine.shard} only; send the chat to the tracker")
         alone = PlannedHop(node_id=self._hops.node_id, url="", start_layer=0, end_layer=engine.shard.last)
         return RoutePlan(session_id=new_session_id(), model_key=engine.card.model_key, hops=(alone,))
-
-
-def check_context(engine: Engine, work: Work) -> None:
-    """Raises ContextOverflowError unless every prompt leaves room for a token."""
-    for prompt in work.prompts:
-        if len(prompt) >= engine.options.context_tokens:
-            raise ContextOverflowError(len(prompt), engine.options.context_tokens)
 
 
 def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[HopTiming, ...]:

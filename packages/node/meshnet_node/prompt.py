@@ -11,7 +11,7 @@ import msgspec
 
 from meshnet_node.answer_parser import AnswerParser, thinking_mark_at_end
 from meshnet_node.engine.api import GrammarWriter, RenderedChat, Vocabulary, grammar_of_schema
-from meshnet_node.errors import GrammarError, RequestError
+from meshnet_node.errors import ContextOverflowError, GrammarError, RequestError
 from meshnet_node.tool_format import (
     HERMES,
     ToolFormat,
@@ -21,6 +21,9 @@ from meshnet_node.tool_format import (
     template_tool,
 )
 from meshnet_protocol.messages import HeadRequest, Sampling, Tool
+
+TOKEN_CHARS_MAX = 256
+"""More than the longest token of any vocabulary in use (long runs of spaces or dashes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +49,27 @@ class Work:
     reading: Reading | None
 
 
-def understand(vocabulary: Vocabulary, request: HeadRequest) -> Work:
-    """Raises TemplateError, GrammarError or RequestError."""
+def understand(vocabulary: Vocabulary, request: HeadRequest, *, context_tokens: int) -> Work:
+    """Raises TemplateError, GrammarError or RequestError, ContextOverflowError among them."""
     if request.prompts:
-        prompts = tuple(_encode_text(vocabulary, prompt) for prompt in request.prompts)
+        prompts = tuple(_encode_text(vocabulary, prompt, context_tokens) for prompt in request.prompts)
         work = Work(prompts, _own_grammar(request), None)
     else:
-        work = _understand_chat(vocabulary, request)
+        work = _understand_chat(vocabulary, request, context_tokens)
+    check_context(work.prompts, context_tokens)
     if work.grammar:
         try:
             vocabulary.check_grammar(work.grammar)
         except GrammarError as error:
             raise error.about("grammar" if request.grammar else None) from error
     return work
+
+
+def check_context(prompts: Sequence[Sequence[int]], context_tokens: int) -> None:
+    """Raises ContextOverflowError unless every prompt leaves room for a token."""
+    longest = max(len(prompt) for prompt in prompts)
+    if longest >= context_tokens:
+        raise ContextOverflowError(longest, context_tokens)
 
 
 def sampling_of(
@@ -85,9 +96,10 @@ def sampling_of(
     return msgspec.structs.replace(sampling, prompt_tail=tuple(prompt[-request.penalty_tokens :]))
 
 
-def _understand_chat(vocabulary: Vocabulary, request: HeadRequest) -> Work:
+def _understand_chat(vocabulary: Vocabulary, request: HeadRequest, context_tokens: int) -> Work:
     messages = template_messages(request.messages)
     chat, tool_format = _render(vocabulary, messages, request.tools)
+    _check_size(chat.text, context_tokens)
     ids = vocabulary.tokenize(chat.text, add_special=chat.add_special, parse_special=True)
     names = frozenset(tool.name for tool in request.tools)
     marks = [*(tool_format.markers if names else ()), "<think>", "</think>", "[THINK]", "[/THINK]"]
@@ -143,11 +155,19 @@ def _call_grammar(tools: Sequence[Tool], choice: str, tool_format: ToolFormat) -
             return writer.write(body)
 
 
-def _encode_text(vocabulary: Vocabulary, prompt: str | list[int]) -> tuple[int, ...]:
+def _encode_text(vocabulary: Vocabulary, prompt: str | list[int], context_tokens: int) -> tuple[int, ...]:
     if isinstance(prompt, str):
+        _check_size(prompt, context_tokens)
         ids = vocabulary.tokenize(prompt, add_special=True, parse_special=True)
         # An empty prompt is "anything": the model's own start, or its end of a text before.
         return tuple(ids) or (vocabulary.start_token,)
     if not prompt or not all(0 <= token < vocabulary.size for token in prompt):
         raise RequestError(f"a prompt of token ids needs at least one, each from 0 to {vocabulary.size - 1}", "prompt")
     return tuple(prompt)
+
+
+def _check_size(text: str, context_tokens: int) -> None:
+    """Told by its size before it is tokenized: a prompt of megabytes fits no context."""
+    tokens_min = len(text) // TOKEN_CHARS_MAX
+    if tokens_min >= context_tokens:
+        raise ContextOverflowError(tokens_min, context_tokens)
