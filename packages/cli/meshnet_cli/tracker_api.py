@@ -3,6 +3,7 @@
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any
 
 from meshnet_cli.errors import CommandError
@@ -20,7 +21,7 @@ def get_json(tracker: str, path: str) -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise CommandError(f"{url} answered {error.code} {error.reason}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise CommandError(f"no tracker answers at {tracker} ({reason}); start one with: meshnet tracker") from error
 

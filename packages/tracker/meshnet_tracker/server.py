@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
+from types import FrameType
 from typing import assert_never
 
 import structlog
@@ -51,6 +52,7 @@ class TrackerServer:
 
     def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
         self.settings = settings
+        self._is_stopping = False
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates = CandidateCache(limit=settings.route_candidates_max)
@@ -117,8 +119,12 @@ class TrackerServer:
             yield
             ticker.cancel()
 
+    def begin_to_stop(self) -> None:
+        """From here on nobody is let in, heartbeats included: silence says nothing about a node any more."""
+        self._is_stopping = True
+
     async def _tick_forever(self) -> None:
-        while True:
+        while not self._is_stopping:
             self.handle(Tick())
             self.router.prune(time.monotonic())
             await asyncio.sleep(self.settings.heartbeat_period_s / TICKS_PER_HEARTBEAT)
@@ -146,8 +152,20 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _HttpServer(uvicorn.Server):
+    """uvicorn stops listening at once and lets running requests end: the tracker must know of the first part."""
+
+    def __init__(self, config: uvicorn.Config, tracker: TrackerServer) -> None:
+        super().__init__(config)
+        self._tracker = tracker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._tracker.begin_to_stop()
+        super().handle_exit(sig, frame)
+
+
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
-    return uvicorn.Server(
+    return _HttpServer(
         uvicorn.Config(
             tracker.app,
             loop="uvloop",
@@ -157,7 +175,8 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S_MAX,
-        )
+        ),
+        tracker,
     )
 
 
