@@ -19,7 +19,7 @@ import aiohttp
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.head import encode_prompt
+from meshnet_node.prompt import understand
 from meshnet_node.model_source import resolve_model
 from meshnet_protocol.messages import HeadRequest
 from peers import chat_body, stream_chat, whole_model_process
@@ -44,7 +44,8 @@ async def measure(model: Path, mesh: Mesh, options: argparse.Namespace) -> tuple
             for number in range(options.pairs + 1):
                 text = long_prompt(options.prompt_tokens, number=number)
                 body = chat_body(served_models(mesh.url)[0], tokens=2, prompt=text)
-                prompt = encode_prompt(vocabulary, HeadRequest(messages=body["messages"]), 1_000_000)
+                request = HeadRequest(messages=body["messages"])
+                prompt = list(understand(vocabulary, request, context_tokens=1_000_000).prompts[0])
                 ours = await stream_chat(http, mesh.url, body)
                 theirs = peer.run(prompt, 2)
                 if number:  # the first pair warms both sides up

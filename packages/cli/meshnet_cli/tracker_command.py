@@ -1,6 +1,7 @@
 """``meshnet tracker``: the endpoint that clients talk to, and that learns which routes are fast."""
 
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -45,6 +46,14 @@ def tracker(
     route_stats_half_life: Annotated[
         float, typer.Option(envvar="MESHNET_ROUTE_STATS_HALF_LIFE", help="Seconds until a measurement counts half.")
     ] = 600.0,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_MODEL_ALIASES",
+            help="Another name for a model, as gpt-4o-mini=SmolLM2-135M-Instruct; may be given several times. "
+            "In the environment: separated by commas.",
+        ),
+    ] = None,
     log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
@@ -63,8 +72,21 @@ def tracker(
             route_weight_alpha=route_weight_alpha,
             route_stats_half_life_s=route_stats_half_life,
             route_min_sample_tokens=min_sample_tokens(),
+            model_aliases=parse_aliases(model_alias or []),
         )
     )
+
+
+def parse_aliases(texts: Sequence[str]) -> dict[str, str]:
+    """``alias=model`` texts, each maybe several of them separated by commas."""
+    aliases: dict[str, str] = {}
+    for pair in ",".join(texts).split(","):
+        alias, equals, name = pair.strip().partition("=")
+        if equals and alias.strip() and name.strip():
+            aliases[alias.strip()] = name.strip()
+        elif pair.strip():
+            raise CommandError(f"--model-alias {pair.strip()!r}: write it as ALIAS=MODEL")
+    return aliases
 
 
 def min_sample_tokens() -> int:

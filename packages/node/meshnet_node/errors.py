@@ -9,6 +9,7 @@
     ├── LayersError                a layer range the model or the shard does not have
     ├── NotExactError              the owner insists on exact results and this build has none for these weights
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
+    │   ├── GrammarError           a grammar or JSON schema that cannot be used
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
     ├── PlanError                  a route plan that this node cannot be a hop of
@@ -25,7 +26,7 @@ for people and says what to do.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
@@ -88,6 +89,19 @@ class RequestError(NodeError):
     code = "invalid_request"
     http_status = 400
 
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The request's field at fault, where one is."""
+
+    def about(self, param: str | None) -> Self:
+        self.param = param
+        return self
+
+
+class GrammarError(RequestError):
+    code = "invalid_grammar"
+
 
 class TemplateError(RequestError):
     code = "chat_template"
@@ -99,7 +113,8 @@ class ContextOverflowError(RequestError):
     def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens, and {prompt_tokens} were asked for; "
-            "shorten the messages, or start the nodes with more --context-tokens"
+            "shorten the messages, or start the nodes with more --context-tokens",
+            "messages",
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens

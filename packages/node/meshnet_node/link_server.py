@@ -152,7 +152,11 @@ class _InboundLink:
             inbound.steps_in_flight -= 1
         await self._send(
             StepReply(
-                session_id=step.session_id, position=step.position, token_id=reply.token_id, timings=reply.timings
+                session_id=step.session_id,
+                position=step.position,
+                token_id=reply.token_id,
+                logprobs=reply.logprobs,
+                timings=reply.timings,
             )
         )
 

@@ -24,7 +24,7 @@ from meshnet_node.link_pool import LinkPool
 from meshnet_protocol.frames import OpenSession, Step
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import HopTiming, RoutePlan
+from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
 
 STEPS_IN_FLIGHT_MAX = 8
 """Steps of one session that may wait at one hop: what a head may send ahead of the replies."""
@@ -35,6 +35,7 @@ class HopReply:
     """What came back for one step: the token, if one was asked for, and timings from this hop to the tail."""
 
     token_id: int | None
+    logprobs: TokenLogprobs | None
     timings: tuple[HopTiming, ...]
 
 
@@ -72,7 +73,8 @@ class HopSession:
             turn_s = perf_counter() - arrived_s
             result = await self._engine.step(self._at_engine, step)
             if self._downstream is None:
-                return HopReply(result.token_id, (self._timing(result, turn_s=turn_s, link_s=0.0),))
+                timing = self._timing(result, turn_s=turn_s, link_s=0.0)
+                return HopReply(result.token_id, result.logprobs, (timing,))
             assert result.hidden is not None
             onward = Step(
                 session_id=self._downstream.session_id,
@@ -87,7 +89,8 @@ class HopSession:
             raise RemoteHopError(reply.timings[-1].node_id if reply.timings else None, "no_token", "no token was drawn")
         elsewhere_s = sum(hop.queue_s + hop.compute_s + hop.link_s for hop in reply.timings)
         link_s = max(0.0, perf_counter() - sent_at - elsewhere_s)
-        return HopReply(reply.token_id, (self._timing(result, turn_s=turn_s, link_s=link_s), *reply.timings))
+        timing = self._timing(result, turn_s=turn_s, link_s=link_s)
+        return HopReply(reply.token_id, reply.logprobs, (timing, *reply.timings))
 
     def _timing(self, result: StepResult, *, turn_s: float, link_s: float) -> HopTiming:
         """``turn_s``: how long the step waited for earlier steps of its own session."""

@@ -20,9 +20,10 @@ import msgspec
 
 from meshnet_protocol.errors import LocalProtocolError, RemoteProtocolError
 from meshnet_protocol.ids import NodeId, SessionId
-from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling
+from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling, TokenLogprobs
 
-HEADER_BYTES_MAX = 64 * 1024
+HEADER_BYTES_MAX = 1024 * 1024
+"""Room for an opening with a grammar and the tokens that penalties look at."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 HIDDEN_ITEM_BYTES = 4
 STEP_ROWS_MAX = 512
@@ -60,6 +61,8 @@ class StepReply(msgspec.Struct, frozen=True, tag="reply", kw_only=True):
     session_id: SessionId
     position: int
     token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    """Of the token, if the session asked for them."""
     timings: tuple[HopTiming, ...]
     """From the answering hop to the tail, in route order."""
 

@@ -12,6 +12,8 @@ from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, Walle
 from meshnet_protocol.layers import LayerRange
 
 PROTOCOL_VERSION = 1
+PENALTY_TOKENS_DEFAULT = 64
+PENALTY_TOKENS_MAX = 65536
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +144,10 @@ class RoutePlan(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How the tail draws tokens. The draw at position p depends on ``seed`` and p only."""
+    """How the tail draws tokens, and all it must know of what came before to go on from there.
+
+    The dice at position p are a function of ``seed``, ``choice`` and p only.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -150,27 +155,80 @@ class Sampling(Message, frozen=True, kw_only=True):
     """0: all tokens."""
     min_p: float = 0.0
     seed: int = 0
+    choice: int = 0
+    """Which of a request's answers this is: each has dice of its own."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    penalty_tokens: int = PENALTY_TOKENS_DEFAULT
+    """How many of the latest tokens, those of the prompt included, the three penalties look at."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens to report beside the drawn one's probability; None: report nothing."""
+    grammar: str = ""
+    """GBNF; empty: anything goes."""
+    prompt_tail: tuple[int, ...] = ()
+    """The prompt's last tokens, as many as the penalties look at; empty if there are none."""
+    drawn: tuple[int, ...] = ()
+    """Tokens of this answer that were drawn before the session began, where it resumes another's."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repeat_penalty) != (0.0, 0.0, 1.0)
+
+
+class TokenLogprobs(Message, frozen=True, kw_only=True):
+    """Natural logarithms of the model's own probabilities: before temperature, penalties and grammar."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Token ids and theirs, the likeliest first."""
+
+
+class Tool(Message, frozen=True, kw_only=True):
+    """A function the model may call; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
 
 class HeadRequest(Message, frozen=True, kw_only=True):
-    """Body of ``POST /v1/chat/completions`` at a head: an OpenAI chat request, already normalised.
+    """Body of a chat or a text completion at a head: an OpenAI request, already normalised.
 
-    ``messages`` hold role and text content. Without ``meshnet`` the head plans a route of itself alone.
+    ``messages`` (role, text content, and for tools: tool_calls, tool_call_id) make a chat. A text completion has
+    ``prompts`` instead, each a text or token ids. Without ``meshnet`` the head plans a route of itself alone.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = []
+    prompts: list[str | list[int]] = []
     model: str = ""
     stream: bool = True
+    n: int = 1
+    """Answers per prompt."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    penalty_tokens: int = PENALTY_TOKENS_DEFAULT
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: list[str] = []
     ignore_eos: bool = False
     cache_prompt: bool = True
     """False: compute the whole prompt, whatever the hops still hold of it."""
+    grammar: str = ""
+    response_schema: dict[str, Any] | None = None
+    """The JSON schema the answer must follow."""
+    tools: list[Tool] = []
+    tool_choice: str = "auto"
+    """``auto``, ``required``, or the name of the one tool that must be called."""
     meshnet: RoutePlan | None = None
 
 
@@ -201,25 +259,65 @@ class PromptTokensDetails(Message, frozen=True, kw_only=True):
 
 
 class Usage(Message, frozen=True, kw_only=True):
+    """The prompt counts once, however many answers it gets, and in full, whatever was cached."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
-    prompt_tokens_details: PromptTokensDetails | msgspec.UnsetType = msgspec.UNSET
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+
+class FunctionDelta(Message, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+    """JSON, as a text."""
+
+
+class ToolCallDelta(Message, frozen=True, kw_only=True):
+    """A tool call; always whole, because only then is it known to be one."""
+
+    index: int
+    id: str
+    function: FunctionDelta
+    type: str = "function"
 
 
 class Delta(Message, frozen=True, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.reasoning_content or self.tool_calls)
+
+
+class TopLogprob(Message, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
+    """A drawn token of the answer. A token may be a part of a character: then only ``bytes`` tells all of it."""
+
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChoiceLogprobs(Message, frozen=True, kw_only=True):
+    content: list[ContentLogprob]
 
 
 class Choice(Message, frozen=True, kw_only=True):
     index: int
     delta: Delta
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 
 class ChatChunk(Message, frozen=True, kw_only=True):
-    """One ``data:`` event of a chat stream, as a head writes it and, without ``meshnet``, as a client reads it."""
+    """One ``data:`` event of a stream: as a head writes it, and, without ``meshnet``, as a chat's client reads it."""
 
     id: str
     created: int

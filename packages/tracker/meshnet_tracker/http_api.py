@@ -62,7 +62,8 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
         names = dict.fromkeys(model.card.name for model in _live_models(parts))
-        return _json({"object": "list", "data": [_model_object(name, created) for name in names]})
+        aliases = [alias for alias, name in parts.settings.model_aliases.items() if name in names]
+        return _json({"object": "list", "data": [_model_object(name, created) for name in (*names, *aliases)]})
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:

@@ -13,9 +13,10 @@ Where the bandit has nothing to say, a *greedy fallback* still serves the reques
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.messages import PlannedHop
@@ -67,24 +68,28 @@ class Router:
         config: RoutingConfig,
         rng: Random,
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
         self.config = config
         self._fleet = fleet
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
+        self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
         self._reservations: dict[int, Signature] = {}
         self._in_flight: Counter[Signature] = Counter()
         self._next_reservation = itertools.count(1)
 
     def resolve_model(self, name: str | None) -> ServedModel:
-        """The model a request means, by public name or model key; without a name, the only one there is.
+        """The model a request means, by public name, model key or alias; without a name, the only one there is.
 
         If files of different contents bear the name, the one that can be served, then the one with more nodes.
         Raises UnknownModelError, naming the models there are.
         """
         known = self._fleet.models()
+        if not any(name in (model.card.name, model.model_key) for model in known):
+            name = self._aliases.get(name or "", name)
         models = [model for model in known if name is not None or model.nodes] or known
         matching = [m for m in models if name is None or name in (m.card.name, m.model_key)]
         names = sorted({model.card.name for model in models if model.nodes})

@@ -63,6 +63,7 @@ class TrackerServer:
             config=settings.routing,
             rng=route_rng or Random(),
             enumerate_routes=self._enumerate_routes,
+            aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
         self.proxy = ChatProxy(

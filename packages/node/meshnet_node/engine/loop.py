@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import assert_never
 
 from meshnet_node.engine.batch import Batch, ReadyRows, choose_batch
+from meshnet_node.engine.sampling import Draw
 from meshnet_node.engine.segment import FloatRows, RowsResult
 from meshnet_node.engine.session import EngineSession, StepWork
 from meshnet_node.engine.shard import EngineOptions, Generation
@@ -169,7 +170,7 @@ class EngineLoop:
             self._advance(session, batch.row_count, result)
 
     def _advance(self, session: EngineSession, row_count: int, result: RowsResult) -> None:
-        def draw(logits: FloatRows, position: int) -> int:
+        def draw(logits: FloatRows, position: int) -> Draw:
             assert session.sampler is not None
             return session.sampler.draw(logits, position=position)
 

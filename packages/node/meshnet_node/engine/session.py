@@ -15,12 +15,13 @@ from typing import Protocol
 import numpy as np
 
 from meshnet_node.engine.batch import ReadyRows, Stage
-from meshnet_node.engine.sampling import TokenSampler
+from meshnet_node.engine.sampling import Draw, TokenSampler
 from meshnet_node.engine.segment import FloatRows, RowsResult, SequenceRows, TokenRows
 from meshnet_node.engine.shard import Generation
 from meshnet_node.errors import NodeError, StepError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,8 @@ class StepResult:
     """Set if the session ends at the model's last layer and the step asked for it."""
     hidden: memoryview | None
     """Bytes of float32 rows, one for each row of the step, if the session ends before the model does."""
+    logprobs: TokenLogprobs | None
+    """Of the token, if the session's sampling asks for them."""
     queue_s: float
     """Time the step spent waiting for its turns."""
     compute_s: float
@@ -122,7 +125,7 @@ class StepWork:
     turn: int = 0
     compute_s: float = 0.0
     segment: int = 0
-    token_id: int | None = None
+    drawn: Draw | None = None
     _done_rows: int = 0
     _piece: FloatRows | None = None
     """Hidden states of the piece under way, once it has left its first segment."""
@@ -147,7 +150,7 @@ class StepWork:
         )
 
     def advance(
-        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], int]
+        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], Draw]
     ) -> bool:
         """Take what a segment made of the piece; True if that was the step's last."""
         if self.segment + 1 < len(session.generation.segments):
@@ -160,7 +163,7 @@ class StepWork:
         self._piece = None
         self.segment = session.first_segment
         if result.logits is not None:
-            self.token_id = draw(result.logits, self.step.position + self._done_rows)
+            self.drawn = draw(result.logits, self.step.position + self._done_rows)
         return self._done_rows == self.rows.row_count
 
     def result(self, now_s: float) -> StepResult:
@@ -169,6 +172,7 @@ class StepWork:
             rows = self._hidden[0] if len(self._hidden) == 1 else np.concatenate(self._hidden)
             hidden = rows.data.cast("B")
         queue_s = max(now_s - self.arrived_s - self.compute_s, 0.0)
+        token_id, logprobs = (None, None) if self.drawn is None else (self.drawn.token_id, self.drawn.logprobs)
         return StepResult(
-            self.token_id, hidden, queue_s=queue_s, compute_s=self.compute_s, row_count=self.rows.row_count
+            token_id, hidden, logprobs, queue_s=queue_s, compute_s=self.compute_s, row_count=self.rows.row_count
         )

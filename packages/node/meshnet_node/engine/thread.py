@@ -138,7 +138,7 @@ class Engine:
             first_segment = generation.segment_at(layers)
             sampler = None
             if layers.next_layer == self.card.layer_count:
-                sampler = TokenSampler(sampling or _GREEDY, vocabulary_size=self.vocabulary.size)
+                sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
             taken = self._slots.take(Place(generation.number, first_segment), prefix)
             session = EngineSession(session_id, layers, taken.slot, generation, first_segment)
             session.held_tokens = session.next_position = taken.held_tokens
