@@ -34,7 +34,9 @@ from meshnet_tracker.fleet import (
 )
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.observers import Observers
 from meshnet_tracker.proxy import ChatProxy
+from meshnet_tracker.pulse import SAMPLE_PERIOD_S
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings
@@ -69,7 +71,17 @@ class TrackerServer:
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
         )
-        rest = FastAPI(title="meshnet tracker", lifespan=self._lifespan, redirect_slashes=False)
+        self.observers = Observers(
+            fleet=self.fleet,
+            router=self.router,
+            stats=self.stats,
+            events=self.events,
+            running_tokens=self.proxy.running_tokens,
+            on_call_finished=lambda _: None,
+        )
+        rest = FastAPI(
+            title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
+        )
         add_endpoints(rest, self)
         self.app = TrackerApp(chat=self.proxy, rest=rest)
 
@@ -112,15 +124,21 @@ class TrackerServer:
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async with open_session() as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = session
-            ticker = tasks.create_task(self._tick_forever())
+            companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
             yield
-            ticker.cancel()
+            for companion in companions:
+                companion.cancel()
 
     async def _tick_forever(self) -> None:
         while True:
             self.handle(Tick())
             self.router.prune(time.monotonic())
             await asyncio.sleep(self.settings.heartbeat_period_s / TICKS_PER_HEARTBEAT)
+
+    async def _sample_forever(self) -> None:
+        while True:
+            self.observers.sample()
+            await asyncio.sleep(SAMPLE_PERIOD_S)
 
 
 def listen(settings: TrackerSettings) -> socket.socket:
@@ -145,8 +163,21 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _HttpServer(uvicorn.Server):
+    """Ends the pages' live streams first: they would never end by themselves."""
+
+    def __init__(self, tracker: TrackerServer, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._tracker = tracker
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._tracker.observers.watchers.close()
+        await super().shutdown(sockets)
+
+
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
-    return uvicorn.Server(
+    return _HttpServer(
+        tracker,
         uvicorn.Config(
             tracker.app,
             loop="uvloop",
@@ -156,7 +187,7 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S_MAX,
-        )
+        ),
     )
 
 
