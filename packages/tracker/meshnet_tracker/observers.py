@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import structlog
+
 from meshnet_tracker.arm_history import ArmHistory
 from meshnet_tracker.calls import CallBook, CallRecord
 from meshnet_tracker.events import EventLog
@@ -19,6 +21,8 @@ from meshnet_tracker.pulse import Pulse
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.watchers import Watchers
+
+_log = structlog.get_logger("meshnet.tracker")
 
 Values = Mapping[tuple[str, ...], float]
 CALL_EVENTS = {"proxy route selected", "route failed", "chat finished"}
@@ -59,6 +63,12 @@ class Observers:
         )
 
     def _take(self, event: dict[str, Any]) -> None:
+        try:
+            self._tell_all(event)
+        except Exception:  # A wrong picture is a bug; a chat lost over it would be a worse one.
+            _log.exception("an observer failed", of=event["event"])
+
+    def _tell_all(self, event: dict[str, Any]) -> None:
         self.pulse.take(event, self._clock())
         self.arms.take(event)
         self.metrics.take(event)

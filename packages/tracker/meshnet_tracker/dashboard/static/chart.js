@@ -1,7 +1,7 @@
 // Tokens/s and running calls over the last ten minutes, drawn by uPlot on a canvas.
 import { html, useEffect, useRef } from "./vendor/htm-preact.js";
 import { useIsDark } from "./theme.js";
-import { number } from "./format.js";
+import { number, timeOfDay } from "./format.js";
 
 const HEIGHT = 190;
 
@@ -15,7 +15,7 @@ function options(width) {
     legend: { show: false },
     cursor: { y: false, points: { size: 6 } },
     scales: { tps: { range: (_, low, high) => [0, Math.max(1, 1.15 * high)] }, calls: { range: (_, low, high) => [0, Math.max(4, 2 * high)] } },
-    axes: [{ ...axis, space: 80 }, { ...axis, scale: "tps", size: 44 }, { ...axis, scale: "calls", side: 1, size: 34, grid: { show: false } }],
+    axes: [{ ...axis, space: 80, values: (_, times) => times.map(timeOfDay) }, { ...axis, scale: "tps", size: 44 }, { ...axis, scale: "calls", side: 1, size: 34, grid: { show: false } }],
     series: [
       {},
       { label: "tokens/s", scale: "tps", stroke: colour("--accent"), fill: colour("--accent-soft"), width: 2, points: { show: false } },

@@ -11,7 +11,7 @@ export function Nodes({ overview }) {
   }
   const counted = (state) => nodes.filter((node) => node.state === state).length;
   const aside = ["ready", "draining", "suspected"].filter(counted).map((state) => `${counted(state)} ${state}`).join(", ");
-  return html`<${Panel} id="nodes" title="Nodes" aside=${aside}><${Scroller} label="Nodes">
+  return html`<${Panel} id="nodes" title="Nodes" aside=${aside}><${Scroller} label="Nodes and their layers">
     <table class="nodes"><thead><tr><th scope="col">node</th><th scope="col" class="wide">layers</th><th scope="col">state</th>
       <th scope="col" class="num">queue</th><th scope="col" class="num">tokens/s</th><th scope="col" class="num">reputation</th><th scope="col" class="num">heard</th></tr></thead>
       ${models.map((model) => html`<${ModelNodes} key=${model.model} model=${model} nodes=${nodes.filter((node) => node.model === model.model)} />`)}
