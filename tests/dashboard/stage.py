@@ -1,7 +1,7 @@
 """A mesh worth looking at, without a model: a real tracker, real heads over HTTP, one call of every kind."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from random import Random
@@ -20,7 +20,7 @@ class Stage:
     heads: dict[str, FakeHead]
     node_ids: dict[str, NodeId]
 
-    async def chat(self, **fields: Any) -> aiohttp.typedefs.LooseHeaders:
+    async def chat(self, **fields: Any) -> Mapping[str, str]:
         body = {"model": "tiny", "messages": [{"role": "user", "content": "a secret question"}], **fields}
         async with self.http.post(f"{self.tracker.url}/v1/chat/completions", json=body) as response:
             await response.read()

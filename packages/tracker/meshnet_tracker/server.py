@@ -5,13 +5,15 @@ one way in for everything about nodes; it carries out the fleet's effects.
 """
 
 import asyncio
+import importlib
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
-from typing import assert_never
+from types import ModuleType
+from typing import TYPE_CHECKING, assert_never
 
 import structlog
 import uvicorn
@@ -19,6 +21,7 @@ from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
 from meshnet_tracker.app import TrackerApp
+from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
@@ -41,6 +44,9 @@ from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings
 
+if TYPE_CHECKING:
+    from meshnet_tracker.store.call_store import CallStore
+
 SHUTDOWN_S_MAX = 10
 LISTEN_BACKLOG = 2048
 TICKS_PER_HEARTBEAT = 2
@@ -53,6 +59,9 @@ class TrackerServer:
 
     def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
         self.settings = settings
+        self._call_store: CallStore | None = None
+        if settings.database is not None:
+            _store().prepare(settings.database)
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates = CandidateCache(limit=settings.route_candidates_max)
@@ -77,7 +86,7 @@ class TrackerServer:
             stats=self.stats,
             events=self.events,
             running_tokens=self.proxy.running_tokens,
-            on_call_finished=lambda _: None,
+            on_call_finished=self._store_call,
         )
         rest = FastAPI(
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
@@ -122,12 +131,27 @@ class TrackerServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async with open_session() as session, asyncio.TaskGroup() as tasks:
+        async with self._open_call_store(), open_session() as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = session
             companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
             yield
             for companion in companions:
                 companion.cancel()
+
+    @asynccontextmanager
+    async def _open_call_store(self) -> AsyncIterator[None]:
+        """The calls of an earlier run come back; those of this one are written down, the last at the end."""
+        if self.settings.database is None:
+            yield
+            return
+        async with _store().open_call_store(self.settings.database) as store:
+            self._call_store = store
+            self.observers.calls.restore(await store.latest(CALLS_KEPT_MAX))
+            yield
+
+    def _store_call(self, call: CallRecord) -> None:
+        if self._call_store is not None:
+            self._call_store.put_nowait(call)
 
     async def _tick_forever(self) -> None:
         while True:
@@ -139,6 +163,11 @@ class TrackerServer:
         while True:
             self.observers.sample()
             await asyncio.sleep(SAMPLE_PERIOD_S)
+
+
+def _store() -> ModuleType:
+    """Imported late: SQLAlchemy and Alembic take as long to load as all the rest, and every command would wait."""
+    return importlib.import_module("meshnet_tracker.store.opening")
 
 
 def listen(settings: TrackerSettings) -> socket.socket:
@@ -194,9 +223,10 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
 def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
 
-    ``on_listening`` is told the base URL. Raises SettingsError if the port is taken.
+    ``on_listening`` is told the base URL. Raises SettingsError if the port is taken or the database unusable.
     Call it in the main thread.
     """
+    tracker = TrackerServer(settings)
     try:
         listener = listen(settings)
     except OSError as error:
@@ -207,7 +237,7 @@ def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None
         _log.info("tracker listening", url=url_of(listener))
         if on_listening is not None:
             on_listening(url_of(listener))
-        make_http_server(TrackerServer(settings)).run(sockets=[listener])
+        make_http_server(tracker).run(sockets=[listener])
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong

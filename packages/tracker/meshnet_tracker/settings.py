@@ -24,6 +24,8 @@ class TrackerSettings:
     route_stats_half_life_s: float = 600.0
     route_min_sample_tokens: int = 8
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
+    database: str | None = None
+    """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
 
