@@ -204,6 +204,28 @@ async def test_the_choice_leaves_its_odds_and_metrics_count_it() -> None:
     assert node_id not in page
 
 
+async def test_grafana_asks_only_for_metrics_there_are() -> None:
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "meshnet.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for t in panel["targets"]
+        for name in re.findall(r"meshnet_\w+", t["expr"])
+    }
+    async with running_tracker() as tracker, running_head() as head, aiohttp.ClientSession() as http:
+        tracker.register("a", "0-39", url=head.url)
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
+        async with http.post(f"{tracker.url}/v1/chat/completions", json=body) as response:
+            await response.read()
+        async with http.get(f"{tracker.url}/metrics") as response:
+            page = await response.text()
+
+    known = set(re.findall(r"^(meshnet_\w+)", page, re.MULTILINE))
+    assert len(asked) > 8
+    # A counter with labels shows itself only when something was counted; its help line is always there.
+    assert asked - known - {f"{name}_total" for name in re.findall(r"# HELP (meshnet_\w+?)(?:_total)? ", page)} == set()
+
+
 @pytest.mark.parametrize("folder", [STATIC / "vendor", ROOT / "tests" / "dashboard" / "vendor"])
 def test_vendored_files_are_what_their_readme_says(folder: Path) -> None:
     listed = dict(

@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
-from meshnet_cli.tables import nodes_table, routes_table
+from meshnet_cli.tables import config_line, nodes_table, routes_table
 from meshnet_cli.tracker_api import get_json
 
 
@@ -46,5 +47,5 @@ def overview(tracker: str) -> RenderableType:
         return (
             f"The tracker at {tracker} knows no node yet. Start one: meshnet node --model smollm2 --tracker {tracker}"
         )
-    config = ", ".join(f"{key} {value}" for key, value in routing["config"].items())
-    return Group(nodes_table(nodes), *(routes_table(model) for model in routing["models"]), config)
+    tables = [table for model in routing["models"] for table in ("", routes_table(model))]
+    return Group(nodes_table(nodes), *tables, Text(config_line(routing["config"]), style="dim"))
