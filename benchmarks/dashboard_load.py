@@ -77,7 +77,7 @@ async def cpu_share(tracker: RunningTracker, models: list[ServedModel], *, secon
 
 
 async def measure(seconds: float, calls_per_s: int) -> dict[str, Any]:
-    load = {"seconds": seconds, "calls_per_s": calls_per_s}
+    load: dict[str, Any] = {"seconds": seconds, "calls_per_s": calls_per_s}
     async with running_tracker() as tracker:
         models = populate(tracker)
         await cpu_share(tracker, models, seconds=2.0, calls_per_s=calls_per_s)

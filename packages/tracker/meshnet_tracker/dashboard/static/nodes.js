@@ -14,15 +14,16 @@ export function Nodes({ overview }) {
   return html`<${Panel} id="nodes" title="Nodes" aside=${aside}><${Scroller} label="Nodes and their layers">
     <table class="nodes"><thead><tr><th scope="col">node</th><th scope="col" class="wide">layers</th><th scope="col">state</th>
       <th scope="col" class="num">queue</th><th scope="col" class="num">tokens/s</th><th scope="col" class="num">reputation</th><th scope="col" class="num">heard</th></tr></thead>
+      ${departed.length > 0 && html`<tbody><tr class="group"><th scope="rowgroup">gone lately</th><td colspan="6"></td></tr>
+        ${departed.map((node) => html`<${Departed} key=${node.node_id + node.age_s} node=${node} models=${models} />`)}</tbody>`}
       ${models.map((model) => html`<${ModelNodes} key=${model.model} model=${model} nodes=${nodes.filter((node) => node.model === model.model)} />`)}
-      ${departed.length > 0 && html`<tbody>${departed.map((node) => html`<${Departed} key=${node.node_id + node.age_s} node=${node} models=${models} />`)}</tbody>`}
     </table></${Scroller}></${Panel}>`;
 }
 
 const ModelNodes = ({ model, nodes }) => html`<tbody>
   <tr class="group"><th scope="rowgroup">${model.name}</th><td class="wide"><${Axis} count=${model.layer_count} /></td><td colspan="5"></td></tr>
   ${nodes
-    .sort((a, b) => a.first - b.first || a.last - b.last || (a.node_id < b.node_id ? -1 : 1))
+    .sort((a, b) => a.first - b.first || a.last - b.last || a.node_id.localeCompare(b.node_id, "en", { numeric: true }))
     .map((node) => html`<${NodeRow} key=${node.node_id} node=${node} layerCount=${model.layer_count} />`)}</tbody>`;
 
 const NodeRow = ({ node, layerCount }) => html`<tr>
