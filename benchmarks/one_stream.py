@@ -27,7 +27,7 @@ from peers import Stream, chat_body, stream_chat, whole_model_process
 
 async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
     body = chat_body(served_models(mesh.url)[0], tokens=tokens)
-    prompt = encode_prompt(Vocabulary(model), HeadRequest(messages=body["messages"]))
+    prompt = encode_prompt(Vocabulary(model), HeadRequest(messages=body["messages"]), context_tokens=4096)
     results = []
     with whole_model_process(model, threads=1) as peer:
         async with aiohttp.ClientSession() as http:

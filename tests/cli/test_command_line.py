@@ -1,8 +1,13 @@
 """The command line tells people what they can do and, in one line, what they did wrong."""
 
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -35,6 +40,8 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["node", "--model", "smollm2", "--threads", "0"], "--threads"),
         (["node", "--model", "/no/such/model.gguf"], "/no/such/model.gguf"),
         (["node", "--model", "smollm2", "--layers", "0-99"], "0-29"),
+        (["node", "--model", "smollm2", "--layers", "3-9", "--cache-dir", "/proc/nope"], "--cache-dir"),
+        (["node", "--model", "smollm2", "--chunk-tokens", "9999"], "--chunk-tokens"),
         (["node"], "--model"),
         (["tracker", "--route-explore-share", "1.5"], "--route-explore-share"),
         (["tracker", "--route-weight-alpha", "-1"], "--route-weight-alpha"),
@@ -73,3 +80,41 @@ def test_a_wrong_environment_variable_is_refused_like_a_wrong_flag(variable: str
 
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: ")
+
+
+def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for command in (["tracker"], ["node", "--model", "smollm2"]):
+            done = meshnet(*command, "--port", port)
+            assert done.returncode == 2
+            assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: cannot listen on 127.0.0.1")
+
+
+def test_a_node_the_tracker_refuses_says_why_in_one_line() -> None:
+    with refusing_tracker() as url:
+        done = meshnet("node", "--model", "smollm2", "--layers", "28-29", "--port", "0", "--tracker", url)
+
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines()[-1].endswith("refuses: two nodes claim this name")
+
+
+@contextmanager
+def refusing_tracker() -> Iterator[str]:
+    """A tracker that lets nobody in: a stand-in, because the real one refuses only what is hard to bring about."""
+
+    class Refuse(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = b'{"error": {"message": "two nodes claim this name"}}'
+            self.send_response(409)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()

@@ -3,25 +3,32 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from meshnet_node.engine.api import Engine, EngineOptions
+from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.errors import LinkError, RemoteHopError
-from meshnet_node.link import LINK_PATH, LinkPool
+from meshnet_node.link import LINK_PATH
+from meshnet_node.link_pool import LinkPool
+from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
-from meshnet_node.relay import HopService, LinkServer
+from meshnet_node.relay import HopService
 from meshnet_node.server import bind, serving
 from meshnet_protocol.frames import (
+    CloseSession,
     OpenSession,
     SessionOpened,
     Step,
     decode_frame,
     encode_frame,
 )
-from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.ids import ModelKey, NodeId, SessionId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import PlannedHop, RoutePlan, Sampling
 
@@ -51,19 +58,33 @@ async def tail_node(engine: Engine) -> AsyncIterator[tuple[str, aiohttp.ClientSe
                 await links.close()
 
 
-def plan_to(url: str, session: str = "s1", *, start_layer: int = 17, node_id: NodeId = TAIL) -> RoutePlan:
+@cache
+def smollm2_key() -> ModelKey:
+    with TemporaryDirectory() as folder:
+        return ModelFile.open(resolve_model("smollm2")).card(Path(folder)).model_key
+
+
+def plan_to(
+    url: str,
+    session: str = "s1",
+    *,
+    start_layer: int = 17,
+    node_id: NodeId = TAIL,
+    end_layer: int = 29,
+    model_key: ModelKey | None = None,
+) -> RoutePlan:
     return RoutePlan(
         session_id=SessionId(session),
-        model_key="m@1",  # type: ignore[arg-type]
+        model_key=model_key or smollm2_key(),
         hops=(
             PlannedHop(node_id=HEAD, url="http://127.0.0.1:9", start_layer=0, end_layer=start_layer - 1),
-            PlannedHop(node_id=node_id, url=url, start_layer=start_layer, end_layer=29),
+            PlannedHop(node_id=node_id, url=url, start_layer=start_layer, end_layer=end_layer),
         ),
     )
 
 
 def opening(plan: RoutePlan) -> OpenSession:
-    return OpenSession(plan=plan, hop_index=1, sampling=GREEDY, token_limit=256)
+    return OpenSession(plan=plan, hop_index=1, sampling=GREEDY)
 
 
 async def test_a_session_opens_steps_and_closes_over_a_link(tail_engine: Engine) -> None:
@@ -88,6 +109,8 @@ async def test_a_session_opens_steps_and_closes_over_a_link(tail_engine: Engine)
     [
         (lambda url: plan_to(url, start_layer=20), "entry_layer"),
         (lambda url: plan_to(url, node_id=NodeId("other.w@17-29")), "plan"),
+        (lambda url: plan_to(url, model_key=ModelKey("SmolLM2-135M-Instruct@other")), "plan"),
+        (lambda url: plan_to(url, end_layer=28), "plan"),
     ],
 )
 async def test_a_hop_refuses_what_it_cannot_run_and_says_who_refused(
@@ -117,7 +140,7 @@ async def test_a_full_hop_refuses_the_next_session(tail_engine: Engine) -> None:
     [
         b"",
         b"\xff" * 64,
-        encode_frame(SessionOpened(session_id=SessionId("s1"))),
+        encode_frame(SessionOpened(session_id=SessionId("s1"), context_tokens=1)),
         encode_frame(Step(session_id=SessionId("s1"), position=0, token_count=1, wants_token=True), b"short"),
         encode_frame(Step(session_id=SessionId("s1"), position=0, token_count=10**6, wants_token=True)),
     ],
@@ -141,8 +164,61 @@ async def test_sessions_end_with_the_link_they_came_on(tail_engine: Engine) -> N
         async with http.ws_connect(url + LINK_PATH) as socket:
             await socket.send_bytes(encode_frame(opening(plan_to(url))))
             header, _ = decode_frame((await socket.receive(timeout=5)).data)
-            assert header == SessionOpened(session_id=SessionId("s1"))
+            assert header == SessionOpened(session_id=SessionId("s1"), context_tokens=256)
         await until(lambda: tail_engine.queue_depth == 0)
+
+
+async def test_a_step_of_more_rows_than_the_hops_own_chunk_is_taken(tail_engine: Engine) -> None:
+    rows = tail_engine.options.chunk_tokens + 1
+    async with tail_node(tail_engine) as (url, _, links):
+        session = (await links.wait_link(TAIL, url)).add_session(SessionId("s1"))
+        await session.wait_opened(opening(plan_to(url)))
+        step = Step(session_id=session.session_id, position=0, token_count=rows, wants_token=True)
+        hidden = memoryview(bytes(rows * tail_engine.hidden_size * 4))
+        assert (await session.wait_reply(await session.send_step(step, hidden))).token_id is not None
+
+
+async def test_a_session_that_is_closed_while_it_opens_can_be_opened_again(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, http, _), http.ws_connect(url + LINK_PATH) as socket:
+        for frame in (opening(plan_to(url)), CloseSession(session_id=SessionId("s1")), opening(plan_to(url))):
+            await socket.send_bytes(encode_frame(frame))
+        header, _ = decode_frame((await socket.receive(timeout=5)).data)
+        assert isinstance(header, SessionOpened)
+
+
+async def test_what_is_asked_of_a_session_that_has_ended_fails_at_once(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, _, links):
+        session = (await links.wait_link(TAIL, url)).add_session(SessionId("s1"))
+        await session.wait_opened(opening(plan_to(url)))
+        await session.close()
+        step = Step(session_id=session.session_id, position=0, token_count=1, wants_token=True)
+        with pytest.raises(LinkError, match="closed"):
+            await session.send_step(step, memoryview(bytes(tail_engine.hidden_size * 4)))
+
+
+async def test_all_who_wait_for_a_dead_neighbour_fail_together(tail_engine: Engine) -> None:
+    """The neighbour takes connections and never answers; the second waiter has the first one's outcome."""
+    async with tail_node(tail_engine) as (_, http, _), asyncio.TaskGroup() as tasks:
+        with bind("127.0.0.1", 0) as silent:
+            url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+            pool = LinkPool(http, tasks, connect_timeout_s=0.3)
+            began = asyncio.get_running_loop().time()
+            outcomes = await asyncio.gather(*(pool.wait_link(TAIL, url) for _ in range(5)), return_exceptions=True)
+            waited_s = asyncio.get_running_loop().time() - began
+
+    assert all(isinstance(outcome, LinkError) for outcome in outcomes)
+    assert waited_s < 1.0
+
+
+async def test_a_neighbour_that_gets_another_name_leaves_no_link_behind(tail_engine: Engine) -> None:
+    async with asyncio.timeout(10), tail_node(tail_engine) as (url, _, links):
+        assert await links.wait_link(NodeId("old.w@17-29"), url) is not await links.wait_link(TAIL, url)
+
+
+async def test_a_web_page_cannot_open_a_link(tail_engine: Engine) -> None:
+    async with tail_node(tail_engine) as (url, http, _):
+        with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
+            await http.ws_connect(url + LINK_PATH, headers={"Origin": "https://page.example"})
 
 
 async def test_a_neighbour_that_cannot_be_reached_is_named(tail_engine: Engine) -> None:

@@ -84,3 +84,15 @@ def test_reputation_is_a_factor_on_the_prior() -> None:
     _, model = make_model(("whole", "0-9", 100.0))
     next(iter(model.nodes.values())).reputation = 0.5
     assert enumerate_routes(model)[0].prior_tps == 5.0
+
+
+def test_a_model_that_comes_back_under_its_old_version_number_has_only_its_new_nodes() -> None:
+    cache = CandidateCache()
+    _, before = make_model(("old", "0-9", 1.0))
+    _, after = make_model(("new", "0-9", 1.0))
+    assert (before.model_key, before.structure_version) == (after.model_key, after.structure_version)
+
+    cache.candidates(before)
+    (candidate,) = cache.candidates(after)
+
+    assert instances(candidate.route.node_ids) == ["new"]

@@ -76,9 +76,8 @@ def test_an_unknown_finish_reason_becomes_one_that_clients_know() -> None:
     assert chat.finish_reason == "stop"
 
 
-def test_an_answer_without_tokens_says_nothing_about_the_route() -> None:
+def test_an_answer_without_tokens_is_empty_and_says_nothing_about_the_route() -> None:
     chat = begun_chat()
-    chat.complete(now=5.0)
 
-    assert chat.outcome is Outcome.DEGENERATE
+    assert chat.is_empty
     assert not chat.tells_of_its_route

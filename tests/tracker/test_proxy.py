@@ -145,12 +145,22 @@ async def test_no_tokens_wanted_is_an_empty_answer_and_no_sample() -> None:
     assert (finished["outcome"], finished["is_sampled"]) == ("completed", False)
 
 
-async def test_an_empty_answer_where_tokens_were_due_is_degenerate_and_no_sample() -> None:
+async def test_an_empty_answer_where_tokens_were_due_is_an_error_and_never_a_200() -> None:
     async with mesh({"pieces": ()}) as (tracker, _), post(tracker) as response:
-        assert response.status == 200
+        assert response.status == 503
+        assert (await response.json())["error"]["code"] == "node_lost"
         (finished,) = await finished_chats(tracker)
 
     assert (finished["outcome"], finished["is_sampled"]) == ("degenerate", False)
+
+
+async def test_an_empty_answer_is_asked_for_again_on_another_route() -> None:
+    async with mesh({"pieces": ()}, {}) as (tracker, _), post(tracker) as response:
+        assert response.status == 200
+        assert (await response.json())["choices"][0]["message"]["content"]
+        (finished,) = await finished_chats(tracker)
+
+    assert (finished["outcome"], finished["attempts"]) == ("completed", 2)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])

@@ -47,5 +47,10 @@ def overview(tracker: str) -> RenderableType:
         return (
             f"The tracker at {tracker} knows no node yet. Start one: meshnet node --model smollm2 --tracker {tracker}"
         )
-    tables = [table for model in routing["models"] for table in ("", routes_table(model))]
-    return Group(nodes_table(nodes), *tables, Text(config_line(routing["config"]), style="dim"))
+    models = sorted({node["model"] for node in nodes})
+    tables: list[RenderableType] = []
+    for model in models:
+        tables += [nodes_table(model, [node for node in nodes if node["model"] == model]), ""]
+    for learnt in routing["models"]:
+        tables += [routes_table(learnt), ""]
+    return Group(*tables, Text(config_line(routing["config"]), style="dim"))

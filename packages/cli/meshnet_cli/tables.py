@@ -38,18 +38,16 @@ def routes_table(model: Json) -> Table:
     return table
 
 
-def nodes_table(nodes: Sequence[Json]) -> Table:
-    """Who holds which layers, as ``GET /v1/nodes`` lists them; a model is named where it changes."""
-    table = plain_table("nodes")
-    for column in ("node", "model"):
-        table.add_column(column, overflow="ellipsis", no_wrap=True)
+def nodes_table(model_key: str, nodes: Sequence[Json]) -> Table:
+    """Who holds which layers of one model, as ``GET /v1/nodes`` lists them."""
+    table = plain_table(f"nodes of {model_key}")
+    table.add_column("node", overflow="fold")
     for column in ("layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
         table.add_column(column, justify="right", no_wrap=True)
-    for node in sorted(nodes, key=lambda node: (node["model"], node["node_id"])):
+    for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         style = STATE_STYLES.get(node["state"], "")
         table.add_row(
             node["node_id"].split(".", 1)[0],
-            node["model"].split("@", 1)[0],
             node["shard"],
             ", ".join(map(str, node["entry_layers"])),
             number(node["layer_tokens_per_s"], 0),

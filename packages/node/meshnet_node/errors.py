@@ -135,6 +135,7 @@ class LinkError(NodeError):
     def __init__(self, node_id: NodeId, message: str) -> None:
         super().__init__(f"link to {node_id}: {message}")
         self.node_id = node_id
+        self.reason = message
 
 
 class RemoteHopError(NodeError):
@@ -144,8 +145,3 @@ class RemoteHopError(NodeError):
         super().__init__(message)
         self.culprit = culprit
         self.code = code
-
-
-def http_status_of(error: NodeError) -> int:
-    """The status a head answers with when ``error`` comes before the first byte."""
-    return error.http_status

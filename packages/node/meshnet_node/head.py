@@ -23,6 +23,9 @@ from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.messages import HeadRequest, HopTiming, PlannedHop, RoutePlan, Sampling, Usage
 
+TOKEN_CHARS_MAX = 256
+"""More than the longest token of any vocabulary in use (long runs of spaces or dashes)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
@@ -130,18 +133,14 @@ class ChatService:
         """
         engine = self._hops.engine
         plan = request.meshnet or self._own_plan()
-        if plan.hops[0].start_layer != 0 or plan.model_key != engine.card.model_key:
-            raise PlanError(
-                f"this node is no head for {plan.model_key}: it holds {engine.shard} of {engine.card.model_key}"
-            )
-        prompt = encode_prompt(engine.vocabulary, request)
-        context_tokens = engine.options.context_tokens
-        if len(prompt) >= context_tokens:
-            raise ContextOverflowError(len(prompt), context_tokens)
-        room = context_tokens - len(prompt)
-        limit = room if request.max_tokens is None else min(request.max_tokens, room)
-        opening = OpenSession(plan=plan, hop_index=0, sampling=sampling_of(request), token_limit=len(prompt) + limit)
+        # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
+        prompt = await asyncio.to_thread(encode_prompt, engine.vocabulary, request, engine.options.context_tokens)
+        opening = OpenSession(plan=plan, hop_index=0, sampling=sampling_of(request))
         async with self._hops.open_hop_session(opening) as session:
+            room = session.context_tokens - len(prompt)
+            if room < 1:
+                raise ContextOverflowError(len(prompt), session.context_tokens)
+            limit = room if request.max_tokens is None else min(request.max_tokens, room)
             yield Chat(session, engine, prompt, limit, tuple(request.stop), request.ignore_eos)
 
     def _own_plan(self) -> RoutePlan:
@@ -153,10 +152,20 @@ class ChatService:
         return RoutePlan(session_id=new_session_id(), model_key=engine.card.model_key, hops=(alone,))
 
 
-def encode_prompt(vocabulary: Vocabulary, request: HeadRequest) -> list[int]:
-    """Token ids of the messages under the model's own template. Raises TemplateError."""
+def encode_prompt(vocabulary: Vocabulary, request: HeadRequest, context_tokens: int) -> list[int]:
+    """Token ids of the messages under the model's own template.
+
+    Raises TemplateError, and ContextOverflowError if they do not leave room for one token.
+    """
     prompt = vocabulary.render_chat(request.messages)
-    return vocabulary.tokenize(prompt.text, add_special=prompt.add_special, parse_special=True)
+    # Told by its size before it is tokenized: a prompt of megabytes fits no context.
+    tokens_min = len(prompt.text) // TOKEN_CHARS_MAX
+    if tokens_min >= context_tokens:
+        raise ContextOverflowError(tokens_min, context_tokens)
+    tokens = vocabulary.tokenize(prompt.text, add_special=prompt.add_special, parse_special=True)
+    if len(tokens) >= context_tokens:
+        raise ContextOverflowError(len(tokens), context_tokens)
+    return tokens
 
 
 def sampling_of(request: HeadRequest) -> Sampling:

@@ -6,15 +6,14 @@ not a socket of its own, so that a node needs one open port and one certificate.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from time import monotonic
 
 import aiohttp
 
 from meshnet_node.errors import LinkError, RemoteHopError
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
-    FRAME_BYTES_MAX,
     CloseSession,
     FrameHeader,
     OpenSession,
@@ -28,40 +27,49 @@ from meshnet_protocol.frames import (
 from meshnet_protocol.ids import NodeId, SessionId
 
 LINK_PATH = "/v1/link"
-CONNECT_TIMEOUT_S = 5.0
-REPLY_TIMEOUT_S = 60.0
-"""Longest wait for one step's reply: far above any honest step, so that a dead hop is not waited on for ever."""
-PING_PERIOD_S = 10.0
+SILENCE_S_MAX = 60.0
+"""Longest time a session waits without any reply. Replies reset it, so steps may queue behind each other."""
+SILENCE_MARGIN_S = 5.0
+"""More for each further hop: the hop next to a silent one is the first to notice, and names the right culprit."""
+PING_PERIOD_S = 60.0
+"""Pongs queue behind the rows of a prompt on the same socket, and a slow uplink may take half a minute for those."""
 
 _OPENED = -1
 """The position under which a session's opening waits: no step has it."""
 
 
 class DownstreamSession:
-    """One session as seen from the hop before: open it, send steps, close it."""
+    """One session as seen from the hop before: open it, send steps, close it.
 
-    def __init__(self, link: "HopLink", session_id: SessionId) -> None:
+    Once it has failed, everything asked of it fails with the same error.
+    """
+
+    def __init__(self, link: "HopLink", session_id: SessionId, *, later_hops: int) -> None:
         self._link = link
         self.session_id = session_id
-        self._waiting: dict[int, asyncio.Future[StepReply | None]] = {}
+        self._silence_s_max = SILENCE_S_MAX + SILENCE_MARGIN_S * later_hops
+        self._heard_at = monotonic()
+        self._waiting: dict[int, asyncio.Future[StepReply | SessionOpened]] = {}
+        self._failure: LinkError | RemoteHopError | None = None
 
-    async def wait_opened(self, request: OpenSession) -> None:
+    async def wait_opened(self, request: OpenSession) -> SessionOpened:
         """Open the session on every hop from the next on. Raises RemoteHopError or LinkError."""
-        async with self._link.deadline():
-            opened = self._expect(_OPENED)
-            await self._link.send(request)
-            await opened
+        opened = self._expect(_OPENED)
+        await self._link.send(request)
+        answer = await self._wait(opened)
+        assert isinstance(answer, SessionOpened)
+        return answer
 
-    async def send_step(self, step: Step, hidden: memoryview) -> asyncio.Future[StepReply | None]:
-        """Send the rows on; the future ends with the reply, or with RemoteHopError or LinkError."""
+    async def send_step(self, step: Step, hidden: memoryview) -> asyncio.Future[StepReply | SessionOpened]:
+        """Send the rows on; ``wait_reply`` takes what this returns. Raises RemoteHopError or LinkError."""
         reply = self._expect(step.position)
         await self._link.send(step, hidden)
         return reply
 
-    async def wait_reply(self, reply: asyncio.Future[StepReply | None]) -> StepReply:
-        async with self._link.deadline():
-            answer = await reply
-        assert answer is not None
+    async def wait_reply(self, reply: asyncio.Future[StepReply | SessionOpened]) -> StepReply:
+        """Raises RemoteHopError if a later hop gave up, LinkError if the session is silent for too long."""
+        answer = await self._wait(reply)
+        assert isinstance(answer, StepReply)
         return answer
 
     async def close(self) -> None:
@@ -75,7 +83,7 @@ class DownstreamSession:
         """A frame of this session arrived from the next hop."""
         match header:
             case SessionOpened():
-                self._resolve(_OPENED, None)
+                self._resolve(_OPENED, header)
             case StepReply():
                 self._resolve(header.position, header)
             case SessionFailed():
@@ -85,18 +93,32 @@ class DownstreamSession:
                 raise RemoteProtocolError(f"{type(header).__name__} travels downstream only")
 
     def fail(self, error: LinkError | RemoteHopError) -> None:
+        self._failure = self._failure or error
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             if not future.done():
-                future.set_exception(error)
+                future.set_exception(self._failure)
                 future.exception()  # whoever waits still gets it; nobody may be waiting any more
 
-    def _expect(self, position: int) -> asyncio.Future[StepReply | None]:
-        future: asyncio.Future[StepReply | None] = asyncio.get_running_loop().create_future()
+    async def _wait(self, future: asyncio.Future[StepReply | SessionOpened]) -> StepReply | SessionOpened:
+        while not future.done():
+            patience_s = self._heard_at + self._silence_s_max - monotonic()
+            if patience_s <= 0:
+                raise LinkError(self._link.node_id, f"no reply within {self._silence_s_max:g} s")
+            await asyncio.wait((future,), timeout=patience_s)
+        return future.result()
+
+    def _expect(self, position: int) -> asyncio.Future[StepReply | SessionOpened]:
+        if self._failure is not None:
+            raise self._failure
+        if not self._waiting:
+            self._heard_at = monotonic()
+        future: asyncio.Future[StepReply | SessionOpened] = asyncio.get_running_loop().create_future()
         self._waiting[position] = future
         return future
 
-    def _resolve(self, position: int, reply: StepReply | None) -> None:
+    def _resolve(self, position: int, reply: StepReply | SessionOpened) -> None:
+        self._heard_at = monotonic()
         future = self._waiting.pop(position, None)
         if future is not None and not future.done():
             future.set_result(reply)
@@ -114,21 +136,14 @@ class HopLink:
     def is_broken(self) -> bool:
         return self._socket.closed
 
-    def add_session(self, session_id: SessionId) -> DownstreamSession:
-        session = DownstreamSession(self, session_id)
+    def add_session(self, session_id: SessionId, *, later_hops: int = 0) -> DownstreamSession:
+        """``later_hops``: how many hops there are behind the one this link leads to."""
+        session = DownstreamSession(self, session_id, later_hops=later_hops)
         self._sessions[session_id] = session
         return session
 
     def forget(self, session_id: SessionId) -> None:
         self._sessions.pop(session_id, None)
-
-    @asynccontextmanager
-    async def deadline(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(REPLY_TIMEOUT_S):
-                yield
-        except TimeoutError as error:
-            raise LinkError(self.node_id, f"no reply within {REPLY_TIMEOUT_S:g} s") from error
 
     async def send(self, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
         """Raises LinkError if the connection is gone."""
@@ -153,45 +168,10 @@ class HopLink:
         except RemoteProtocolError as error:
             reason = f"the other end broke the protocol: {error}"
         finally:
-            await self._socket.close()
             for session in self._sessions.values():
                 session.fail(LinkError(self.node_id, reason))
             self._sessions.clear()
-
-
-class LinkPool:
-    """The links of one node to its neighbours, opened when first needed and again after they broke."""
-
-    def __init__(self, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup) -> None:
-        self._http = http
-        self._tasks = tasks
-        self._links: dict[str, HopLink] = {}
-        self._connecting: dict[str, asyncio.Lock] = {}
-
-    async def wait_link(self, node_id: NodeId, url: str) -> HopLink:
-        """The live link to ``url``. Raises LinkError if it cannot be reached."""
-        async with self._connecting.setdefault(url, asyncio.Lock()):
-            link = self._links.get(url)
-            if link is None or link.is_broken or link.node_id != node_id:
-                link = self._links[url] = await self._connect(node_id, url)
-            return link
-
-    async def close(self) -> None:
-        """Close every link; the tasks that read them end by themselves."""
-        for link in self._links.values():
-            await link.close()
-
-    async def _connect(self, node_id: NodeId, url: str) -> HopLink:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                socket = await self._http.ws_connect(
-                    url.rstrip("/") + LINK_PATH, max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S
-                )
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise LinkError(node_id, f"cannot reach {url}: {error or type(error).__name__}") from error
-        link = HopLink(node_id, socket)
-        self._tasks.create_task(link.read(), name=f"link to {node_id}")
-        return link
+            await self._socket.close()
 
 
 def _session_of(header: FrameHeader) -> SessionId:

@@ -8,9 +8,8 @@ GET  /health                is the shard loaded, what does it hold
 import asyncio
 import signal
 import socket
-import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
@@ -21,11 +20,13 @@ import structlog
 from aiohttp import web
 
 from meshnet_node.engine.api import Engine, EngineOptions
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError, http_status_of
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError
 from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
-from meshnet_node.link import LINK_PATH, LinkPool
+from meshnet_node.link import LINK_PATH
+from meshnet_node.link_pool import LinkPool
+from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
-from meshnet_node.relay import HopService, LinkServer
+from meshnet_node.relay import HopService
 from meshnet_node.settings import NodeSettings
 from meshnet_node.tracker_client import TrackerClient
 from meshnet_node.wallet import Wallet
@@ -35,8 +36,6 @@ from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadReport, Head
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_LOOK_PERIOD_S = 0.05
-GIL_SWITCH_INTERVAL_S = 0.0005
-"""The engine thread needs the GIL between the operations of a graph; Python's 5 ms would cost it a fifth of a token."""
 SSE_DONE = b"data: [DONE]\n\n"
 
 log = structlog.get_logger()
@@ -204,7 +203,7 @@ def error_body(error: NodeError) -> dict[str, str | None]:
 
 
 def error_response(error: NodeError) -> web.Response:
-    return web.json_response({"error": error_body(error)}, status=http_status_of(error))
+    return web.json_response({"error": error_body(error)}, status=error.http_status)
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -247,7 +246,9 @@ def load_engine(settings: NodeSettings) -> Engine:
     return Engine.load(path, settings.layers, options)
 
 
-async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
+async def serve_node(
+    settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
+) -> None:
     """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
     wallet = Wallet.load_or_create(settings.wallet)
     with bind(settings.host, settings.port) as listener:
@@ -263,6 +264,7 @@ async def serve_node(settings: NodeSettings, stop: asyncio.Event) -> None:
                 url=settings.advertised_url(port),
                 shard=engine.shard,
             )
+            on_loaded()
             await _serve_shard(settings, identity, engine, layer_tokens_per_s, listener, stop)
         finally:
             await asyncio.to_thread(engine.close)
@@ -315,8 +317,12 @@ async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> Non
 
 
 def run_node(settings: NodeSettings) -> None:
-    """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
-    sys.setswitchinterval(GIL_SWITCH_INTERVAL_S)
+    """Serve until SIGTERM or SIGINT; a second one does not wait for running chats.
+
+    Raises NodeError, fit to be shown to a person.
+    """
+    # While a model is hashed, sliced and loaded nothing needs an orderly end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
             runner.run(_run(settings))
@@ -324,15 +330,30 @@ def run_node(settings: NodeSettings) -> None:
         ours, others = group.split(NodeError)
         if ours is None or others is not None:
             raise
-        raise ours.exceptions[0] from group
+        raise _first_leaf(ours) from group
 
 
 async def _run(settings: NodeSettings) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    await serve_node(settings, stop)
+    numbers = (signal.SIGTERM, signal.SIGINT)
+
+    def begin_to_stop() -> None:
+        stop.set()
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL)
+
+    def watch_signals() -> None:
+        for number in numbers:
+            loop.add_signal_handler(number, begin_to_stop)
+
+    await serve_node(settings, stop, on_loaded=watch_signals)
+
+
+def _first_leaf(group: BaseExceptionGroup[NodeError]) -> NodeError:
+    first = group.exceptions[0]
+    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
 
 
 def _new_event_loop() -> asyncio.AbstractEventLoop:

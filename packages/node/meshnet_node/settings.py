@@ -7,6 +7,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from meshnet_node.errors import SettingsError
+from meshnet_protocol.frames import STEP_ROWS_MAX
 from meshnet_protocol.ids import INSTANCE_PATTERN
 from meshnet_protocol.layers import LayerRange
 
@@ -44,7 +45,8 @@ class NodeSettings:
         _check_at_least("--threads", self.threads, 1)
         _check_at_least("--slots", self.slots, 1)
         _check_at_least("--context-tokens", self.context_tokens, 64)
-        _check_at_least("--chunk-tokens", self.chunk_tokens, 1)
+        if not 1 <= self.chunk_tokens <= STEP_ROWS_MAX:
+            raise SettingsError(f"--chunk-tokens {self.chunk_tokens}: use 1 to {STEP_ROWS_MAX}")
         _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)
         _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
         if not 0 <= self.port <= 65535:

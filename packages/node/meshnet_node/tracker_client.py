@@ -8,6 +8,7 @@ registers again at once.
 import asyncio
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import aiohttp
 import msgspec
@@ -28,6 +29,7 @@ from meshnet_protocol.messages import (
 REQUEST_TIMEOUT_S = 5.0
 RETRY_PERIOD_S_MIN = 0.5
 RETRY_PERIOD_S_MAX = 10.0
+RECUT_RETRY_S = 30.0
 
 log = structlog.get_logger()
 
@@ -46,7 +48,6 @@ class TrackerClient:
         self._changed = asyncio.Event()
         self._wanted_entry_layers = frozenset(engine.entry_layers)
         self._wanted_changed = asyncio.Event()
-        self.is_registered = asyncio.Event()
 
     async def run(self) -> None:
         """Register and beat until cancelled. Raises RegistrationRefusedError if the tracker refuses the node."""
@@ -54,11 +55,9 @@ class TrackerClient:
             tasks.create_task(self._keep_cut(), name="re-cut the shard")
             while True:
                 reply = await self._register()
-                self.is_registered.set()
                 log.info("registered", node_id=reply.node_id, tracker=self._url)
                 self._want_entry_layers(reply.wanted_entry_layers)
                 await self._beat(reply.node_id, reply.heartbeat_period_s)
-                self.is_registered.clear()
 
     def start_draining(self) -> None:
         """Tell the tracker, with the next heartbeat and at once, to send nothing new."""
@@ -71,7 +70,7 @@ class TrackerClient:
         farewell = Leave(node_id=registration.node_id, incarnation=registration.incarnation)
         try:
             await self._post("leave", farewell)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError, RegistrationRefusedError) as error:
             log.warning("could not say good-bye to the tracker", error=str(error) or type(error).__name__)
 
     async def _register(self) -> RegistrationReply:
@@ -128,13 +127,19 @@ class TrackerClient:
         while True:
             await self._wanted_changed.wait()
             self._wanted_changed.clear()
-            wanted = self._wanted_entry_layers
-            log.info("re-cutting the shard", entry_layers=sorted(wanted))
-            try:
-                await self._engine.recut(wanted)
-            except NodeError as error:
-                log.error("the shard stays cut as it was", entry_layers=self._engine.entry_layers, error=str(error))
-            self._changed.set()
+            await self._cut(self._wanted_entry_layers)
+
+    async def _cut(self, wanted: frozenset[int]) -> None:
+        log.info("re-cutting the shard", entry_layers=sorted(wanted))
+        try:
+            await self._engine.recut(wanted)
+        except NodeError as error:
+            log.error("the shard stays cut as it was; trying again", error=str(error), again_in_s=RECUT_RETRY_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RECUT_RETRY_S):
+                    await self._wanted_changed.wait()
+            self._wanted_changed.set()
+        self._changed.set()
 
     async def _post(self, verb: str, message: Message) -> bytes:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)

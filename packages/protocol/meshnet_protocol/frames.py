@@ -25,6 +25,8 @@ from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling
 HEADER_BYTES_MAX = 64 * 1024
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 HIDDEN_ITEM_BYTES = 4
+STEP_ROWS_MAX = 512
+"""Rows in one step, whatever the nodes' own chunk sizes: 32 MiB at a hidden size of 16,384."""
 
 _PREFIX = struct.Struct("<I")
 
@@ -34,12 +36,12 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
     hop_index: int
     """Whose turn it is in ``plan.hops``: the receiver's."""
     sampling: Sampling
-    token_limit: int
-    """Positions the session may use, prompt and completion together."""
 
 
 class SessionOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     session_id: SessionId
+    context_tokens: int
+    """The smallest context of this hop and all later ones: what prompt and answer must fit."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -99,10 +101,10 @@ def decode_frame(data: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
     return header, view[body:]
 
 
-def check_step_payload(step: Step, payload: memoryview, *, hidden_size: int, rows_max: int) -> None:
+def check_step_payload(step: Step, payload: memoryview, *, hidden_size: int) -> None:
     """Raises RemoteProtocolError unless the payload is ``token_count`` rows of ``hidden_size`` floats."""
-    if not 1 <= step.token_count <= rows_max:
-        raise RemoteProtocolError(f"a step of {step.token_count} rows; this node takes 1 to {rows_max}")
+    if not 1 <= step.token_count <= STEP_ROWS_MAX:
+        raise RemoteProtocolError(f"a step of {step.token_count} rows; 1 to {STEP_ROWS_MAX} are allowed")
     if step.position < 0:
         raise RemoteProtocolError(f"a step at position {step.position}")
     expected = step.token_count * hidden_size * HIDDEN_ITEM_BYTES

@@ -102,6 +102,8 @@ class RouteStructure:
 
 @dataclass(slots=True)
 class _Cached:
+    model: ServedModel
+    """Compared by identity: a model that was forgotten and comes back counts its versions from 0 again."""
     structure_version: int
     structure: RouteStructure
     load_version: int = -1
@@ -118,8 +120,8 @@ class CandidateCache:
     def candidates(self, model: ServedModel) -> tuple[Candidate, ...]:
         """Best prior first, at most ``limit``; empty if no chain of ready nodes holds all layers."""
         cached = self._cached.get(model.model_key)
-        if cached is None or cached.structure_version != model.structure_version:
-            cached = _Cached(model.structure_version, structure_of(model))
+        if cached is None or cached.model is not model or cached.structure_version != model.structure_version:
+            cached = _Cached(model, model.structure_version, structure_of(model))
             self._cached[model.model_key] = cached
         if cached.load_version != model.load_version:
             cached.candidates = cached.structure.rank(self.limit)

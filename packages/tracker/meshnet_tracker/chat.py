@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from meshnet_protocol.messages import HopTiming, Usage
-from meshnet_tracker.errors import ClientError, ClientGoneError, OverloadedError
+from meshnet_tracker.errors import ClientError, ClientGoneError, EmptyAnswerError, OverloadedError
 from meshnet_tracker.fleet import ServedModel
 from meshnet_tracker.head_events import HeadEvent
 from meshnet_tracker.openai_schema import ChatCall
@@ -21,7 +21,7 @@ FINISH_REASONS = {"stop", "length", "tool_calls", "content_filter"}
 class Outcome(StrEnum):
     COMPLETED = "completed"
     DEGENERATE = "degenerate"
-    """The head said it was done and had drawn nothing, where something was due."""
+    """Every route that was tried said it was done and had drawn nothing, where something was due."""
     NODE_FAULT = "node_fault"
     CLIENT_GONE = "client_gone"
     CLIENT_ERROR = "client_error"
@@ -82,13 +82,16 @@ class Chat:
             self.first_text_at = now
         return text
 
+    @property
+    def is_empty(self) -> bool:
+        """Not a token was drawn, where one was due."""
+        call, _ = self.understood
+        return call.head_request.max_tokens != 0 and not self.usage.completion_tokens
+
     def complete(self, now: float) -> None:
         """The head's last byte is here."""
-        call, _ = self.understood
         self.last_byte_at = now
-        is_token_due = call.head_request.max_tokens != 0
-        is_empty = is_token_due and not self.usage.completion_tokens
-        self.outcome = Outcome.DEGENERATE if is_empty else Outcome.COMPLETED
+        self.outcome = Outcome.COMPLETED
 
     @property
     def usage(self) -> Usage:
@@ -156,5 +159,7 @@ def outcome_of(error: Exception) -> Outcome:
             return Outcome.CLIENT_ERROR
         case OverloadedError():
             return Outcome.OVERLOAD
+        case EmptyAnswerError():
+            return Outcome.DEGENERATE
         case _:
             return Outcome.NODE_FAULT

@@ -14,6 +14,7 @@ TrackerError
 │   ├── NoRouteError                  no chain of ready nodes holds all layers
 │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
 │   ├── NodeLostError                 every route that was tried broke
+│   │   └── EmptyAnswerError          ... and the last one by an answer without a single token
 │   └── OverloadedError               every route that was tried was full
 ├── AttemptFailedError                one route failed one chat; another may still serve it
 └── ClientGoneError                   nobody is listening any more
@@ -94,6 +95,10 @@ class NodeLostError(MeshError):
     """The chat was lost with its node, and no other route is left to run it."""
 
 
+class EmptyAnswerError(NodeLostError):
+    """Nothing was drawn where a token was due, on every route that was tried."""
+
+
 class OverloadedError(MeshError):
     """Every route that was tried had no room."""
 
@@ -101,13 +106,17 @@ class OverloadedError(MeshError):
 class AttemptFailedError(TrackerError):
     """One route failed one chat.
 
-    ``suspects`` are the nodes whose connection broke; ``is_overload`` says that the route was merely full.
+    ``suspects`` are the nodes whose connection broke; ``is_overload`` says that the route was merely full,
+    ``is_empty`` that it answered without drawing a token.
     """
 
-    def __init__(self, message: str, *, suspects: tuple[NodeId, ...] = (), is_overload: bool = False) -> None:
+    def __init__(
+        self, message: str, *, suspects: tuple[NodeId, ...] = (), is_overload: bool = False, is_empty: bool = False
+    ) -> None:
         super().__init__(message)
         self.suspects = suspects
         self.is_overload = is_overload
+        self.is_empty = is_empty
 
 
 class ClientGoneError(TrackerError):

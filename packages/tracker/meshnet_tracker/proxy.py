@@ -31,6 +31,7 @@ from meshnet_tracker.chat_reply import ChatReply, ReplyIdentity, StreamedReply, 
 from meshnet_tracker.errors import (
     AttemptFailedError,
     ClientGoneError,
+    EmptyAnswerError,
     NodeLostError,
     NoRouteError,
     OverloadedError,
@@ -194,6 +195,8 @@ class ChatProxy:
                     chat.client_wait_s += self._clock() - arrived_at
         if chat.finish_reason is None:
             raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
+        if chat.is_empty:
+            raise AttemptFailedError(f"head {head.node_id} drew no token where some were due", is_empty=True)
         chat.complete(self._clock())
 
     def _plan(self, chat: Chat, decision: RouteDecision) -> HeadRequest:
@@ -251,6 +254,8 @@ async def _raise_when_gone(receive: Receive) -> None:
 def _lost(failure: AttemptFailedError) -> OverloadedError | NodeLostError:
     if failure.is_overload:
         return OverloadedError(f"Every route that was tried is full: {failure}.")
+    if failure.is_empty:
+        return EmptyAnswerError(f"The answer is empty on every route that was tried: {failure}.")
     return NodeLostError(f"The chat was lost with its node, and no other route is left: {failure}.")
 
 

@@ -67,11 +67,6 @@ class RouteDecision:
     def signature(self) -> Signature:
         return self.route.signature
 
-    @property
-    def head_url(self) -> str:
-        """Where the chat goes: always the route's own head."""
-        return self.planned_hops[0].url
-
 
 class Router:
     """Decides, reserves, and hands finished requests to the statistics."""

@@ -3,6 +3,8 @@
 A machine has only one speed, so slowness is pretended, openly: the slow node waits a little per layer.
 """
 
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -31,6 +33,7 @@ CHATS_MAX = 80
 """Scouting is a matter of chance: how long a run may wait for the last arm to be proven."""
 SLOWEST_COEFFICIENT_MAX = 0.8
 MAX_TOKENS = 40
+TERMINATED_EXIT_CODE = 143
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,8 @@ def demo(
 ) -> None:
     """Start a tracker and three nodes here, chat through them, and watch routing learn."""
     console = Console()
+    # Processes are stopped on the way out of the mesh's context, so SIGTERM has to take that way too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_EXIT_CODE))
     folder = Path(tempfile.mkdtemp(prefix="meshnet-demo-"))
     with Mesh(folder, free_port(port), model) as mesh:
         show = Show(console, mesh)

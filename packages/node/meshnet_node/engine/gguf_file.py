@@ -170,7 +170,12 @@ class ModelFile:
         if remembered.is_file() and len(text := remembered.read_text()) == 64:
             return text
         fingerprint = hashlib.sha256(json.dumps(self.manifest(), sort_keys=True).encode()).hexdigest()
-        write_atomically(remembered, fingerprint.encode())
+        try:
+            write_atomically(remembered, fingerprint.encode())
+        except OSError as error:
+            raise ModelFileError(
+                f"cannot write to {cache_dir} ({error.strerror}): make room there, or set --cache-dir"
+            ) from error
         return fingerprint
 
     def manifest(self) -> dict[str, dict[str, str]]:

@@ -34,7 +34,7 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
 from meshnet_node.engine.gguf_file import LAYER_TENSOR, MetadataValue, ModelFile
-from meshnet_node.errors import UnsupportedArchitectureError
+from meshnet_node.errors import ModelFileError, UnsupportedArchitectureError
 from meshnet_protocol.layers import LayerRange
 
 SLICE_FORMAT = 2
@@ -110,15 +110,23 @@ def check_architecture(model: ModelFile) -> Architecture:
 
 
 def cached_slice(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
-    """The file to load these layers from: the model's own for all of them, else a slice made at most once."""
+    """The file to load these layers from: the model's own for all of them, else a slice made at most once.
+
+    Raises ModelFileError if the slice cannot be written.
+    """
     check_architecture(model)
     model.check_range(layers)
     if model.is_whole(layers):
         return model.path
     name = f"{model.name}-{model.fingerprint(cache_dir)[:16]}-v{SLICE_FORMAT}-{layers}.gguf"
     path = cache_dir / "slices" / name
-    if not path.is_file():
-        slice_layers(model, layers, path)
+    try:
+        if not path.is_file():
+            slice_layers(model, layers, path)
+    except OSError as error:
+        raise ModelFileError(
+            f"cannot write layers {layers} to {cache_dir} ({error.strerror}): make room there, or set --cache-dir"
+        ) from error
     return path
 
 

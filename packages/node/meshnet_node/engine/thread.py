@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -83,6 +84,8 @@ class Engine:
         shard = shard or LayerRange(0, model.layer_count - 1)
         model.check_range(shard)
         card = model.card(options.cache_dir)
+        # Beyond the context it was trained on a model only talks nonsense.
+        options = replace(options, context_tokens=min(options.context_tokens, card.context_tokens))
         generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
         try:
             return cls(model, card, generation, options)

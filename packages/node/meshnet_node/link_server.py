@@ -1,0 +1,184 @@
+"""The receiving end of links: takes other hops' sessions and steps, runs them, sends replies back.
+
+What a peer may do wrong with a frame ends the link, with a reason; what goes wrong with one session ends
+that session only. The sessions of a link end with it.
+"""
+
+import asyncio
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import assert_never
+
+import structlog
+from aiohttp import WSMsgType, web
+
+from meshnet_node.engine.api import StepInput
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError
+from meshnet_node.link import PING_PERIOD_S
+from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopService, HopSession
+from meshnet_protocol.errors import RemoteProtocolError
+from meshnet_protocol.frames import (
+    FRAME_BYTES_MAX,
+    CloseSession,
+    FrameHeader,
+    OpenSession,
+    SessionFailed,
+    SessionOpened,
+    Step,
+    StepReply,
+    check_step_payload,
+    decode_frame,
+    encode_frame,
+)
+from meshnet_protocol.ids import NodeId, SessionId
+
+CLOSE_REASON_BYTES_MAX = 120
+
+log = structlog.get_logger()
+
+
+class LinkServer:
+    """The receiving end of links: takes other hops' sessions and steps, sends replies back."""
+
+    def __init__(self, hops: HopService) -> None:
+        self._hops = hops
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        """One link, until the other end closes it or breaks the protocol; its sessions end with it."""
+        if request.headers.get("Origin"):
+            # Browsers send it and hops do not: a web page must not reach a node on its reader's machine.
+            raise web.HTTPForbidden(text="links are for nodes, not for web pages")
+        socket = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S, compress=False)
+        await socket.prepare(request)
+        async with asyncio.TaskGroup() as tasks:
+            link = _InboundLink(self._hops, socket, tasks)
+            try:
+                async for message in socket:
+                    if message.type is WSMsgType.BINARY:
+                        link.accept(*decode_frame(message.data))
+            except RemoteProtocolError as error:
+                log.warning("link refused", peer=request.remote, error=str(error))
+                link.end_sessions()
+                await socket.close(code=1002, message=str(error).encode()[:CLOSE_REASON_BYTES_MAX])
+            finally:
+                link.end_sessions()
+        return socket
+
+
+@dataclass(slots=True)
+class _Inbound:
+    """A session that arrived on a link."""
+
+    owner: asyncio.Task[None]
+    """Keeps the session open; to cancel it is to close the session."""
+    session: HopSession | None = None
+    steps_in_flight: int = 0
+
+
+class _InboundLink:
+    """Sessions that arrived on one link. Each has one task that owns it, and one task per step in flight."""
+
+    def __init__(self, hops: HopService, socket: web.WebSocketResponse, tasks: asyncio.TaskGroup) -> None:
+        self._hops = hops
+        self._socket = socket
+        self._tasks = tasks
+        self._sessions: dict[SessionId, _Inbound] = {}
+
+    def accept(self, header: FrameHeader, payload: memoryview) -> None:
+        """Raises RemoteProtocolError for a frame the previous hop may not send now."""
+        match header:
+            case OpenSession():
+                self._open(header)
+            case Step():
+                self._accept_step(header, payload)
+            case CloseSession():
+                self._end(header.session_id)
+            case SessionOpened() | StepReply() | SessionFailed():
+                raise RemoteProtocolError(f"{type(header).__name__} travels upstream only")
+            case _:
+                assert_never(header)
+
+    def end_sessions(self) -> None:
+        for session_id in list(self._sessions):
+            self._end(session_id)
+
+    def _open(self, request: OpenSession) -> None:
+        session_id = request.plan.session_id
+        if session_id in self._sessions:
+            raise RemoteProtocolError(f"session {session_id} is open already")
+        owner = self._tasks.create_task(self._own(request), name=f"session {session_id}")
+        self._sessions[session_id] = _Inbound(owner)
+
+    def _end(self, session_id: SessionId) -> None:
+        if (inbound := self._sessions.pop(session_id, None)) is not None:
+            inbound.owner.cancel()
+
+    def _accept_step(self, step: Step, payload: memoryview) -> None:
+        check_step_payload(step, payload, hidden_size=self._hops.engine.hidden_size)
+        inbound = self._sessions.get(step.session_id)
+        if inbound is None or inbound.session is None:
+            return  # failed or closed here; the previous hop has been told, or said so itself
+        if inbound.steps_in_flight >= STEPS_IN_FLIGHT_MAX:
+            raise RemoteProtocolError(f"more than {STEPS_IN_FLIGHT_MAX} steps of one session in flight")
+        inbound.steps_in_flight += 1
+        self._tasks.create_task(self._run_step(inbound, inbound.session, step, payload))
+
+    async def _own(self, request: OpenSession) -> None:
+        session_id = request.plan.session_id
+        try:
+            async with self._hops.open_hop_session(request) as session:
+                if (inbound := self._sessions.get(session_id)) is None:
+                    return
+                inbound.session = session
+                await self._send(SessionOpened(session_id=session_id, context_tokens=session.context_tokens))
+                await asyncio.Event().wait()  # until closed: the owner is cancelled
+        except Exception as error:
+            await self._fail(session_id, error)
+
+    async def _run_step(self, inbound: _Inbound, session: HopSession, step: Step, payload: memoryview) -> None:
+        rows = StepInput(position=step.position, tokens=None, hidden=payload, wants_token=step.wants_token)
+        try:
+            reply = await session.run_step(rows, step.token_count)
+        except Exception as error:
+            await self._fail(step.session_id, error)
+            return
+        finally:
+            inbound.steps_in_flight -= 1
+        await self._send(
+            StepReply(
+                session_id=step.session_id, position=step.position, token_id=reply.token_id, timings=reply.timings
+            )
+        )
+
+    async def _fail(self, session_id: SessionId, error: Exception) -> None:
+        """End the session and say why, once: what its other steps say then would only repeat it.
+
+        An error that is not ours is a bug, and costs this session, not the link with everybody else's.
+        """
+        if session_id not in self._sessions:
+            return
+        if not isinstance(error, NodeError):
+            log.error("a session failed by a bug", session_id=session_id, exc_info=error)
+        failed = SessionFailed(
+            session_id=session_id,
+            code=error.code if isinstance(error, NodeError) else NodeError.code,
+            message=str(error) or type(error).__name__,
+            culprit=self._culprit_of(error),
+        )
+        inbound = self._sessions.pop(session_id)
+        await self._send(failed)
+        inbound.owner.cancel()
+
+    def _culprit_of(self, error: Exception) -> NodeId | None:
+        match error:
+            case RemoteHopError():
+                return error.culprit
+            case LinkError():
+                return error.node_id
+            case _:
+                return self._hops.node_id
+
+    async def _send(self, header: FrameHeader) -> None:
+        # When the link is gone, serve() is ending and takes the sessions with it.
+        with suppress(ConnectionError, RuntimeError):
+            await self._socket.send_bytes(encode_frame(header))
