@@ -53,6 +53,7 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["routes", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["calls", "--follow", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
+        (["status", "--tracker", "http://foo bar"], "foo bar"),
         (["nonsense"], "nonsense"),
     ],
 )

@@ -96,3 +96,26 @@ def test_a_node_told_to_stop_ends_its_running_chat_first(bare_mesh: Mesh) -> Non
     assert last.usage is not None
     assert last.usage.completion_tokens == 60
     wait_until(lambda: arms(mesh) == [], timeout_s=5)
+
+
+def test_a_tracker_told_to_stop_lets_a_running_chat_end(bare_mesh: Mesh) -> None:
+    """The chat outlasts three heartbeats, which the tracker no longer hears."""
+    mesh = bare_mesh
+    mesh.start_node("only", "0-29", layer_delay_ms=3)
+    mesh.wait_node("only", entry_layers=[0])
+    chunks = client_of(mesh).chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Tell me a long story."}],
+        max_tokens=50,
+        temperature=0,
+        stream=True,
+        extra_body={"ignore_eos": True},
+        stream_options={"include_usage": True},
+    )
+    next(iter(chunks))
+
+    os.kill(child_pid(mesh, "tracker"), signal.SIGTERM)
+
+    *_, last = chunks
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 50

@@ -37,6 +37,12 @@ def test_garbage_is_refused_and_never_raises_anything_else(data: bytes) -> None:
         decode_frame(data)
 
 
+def test_a_header_nested_too_deeply_is_refused_like_any_garbage() -> None:
+    nested = b"\x81\xa1x" + b"\x91" * 30_000 + b"\xc0"
+    with pytest.raises(RemoteProtocolError, match="unreadable"):
+        decode_frame(len(nested).to_bytes(4, "little") + nested)
+
+
 @given(st.integers(0, 200))
 def test_a_frame_cut_short_is_refused_or_has_a_shorter_payload(cut: int) -> None:
     frame = encode_frame(CloseSession(session_id=SESSION), b"x" * 8)

@@ -82,7 +82,8 @@ def say(
     except openai.APIConnectionError as error:
         raise CommandError(f"cannot reach {client.base_url}; is the tracker running?") from error
     except openai.APIError as error:
-        raise CommandError(error.message) from error
+        body = error.body if isinstance(error.body, dict) else {}
+        raise CommandError(str(body.get("message") or error.message)) from error
     console.print()
     if show_route:
         console.print(f"[dim]{answer.headers.get('x-meshnet-route', '')}[/dim]", soft_wrap=True)

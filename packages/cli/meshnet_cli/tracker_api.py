@@ -1,10 +1,10 @@
 """The tracker's read-only pages, as the terminal commands read them."""
 
-import http.client
 import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from typing import Any
 
 from meshnet_cli.errors import CommandError
@@ -24,7 +24,7 @@ def get_json(tracker: str, path: str) -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise CommandError(f"{url} answered {error.code} {error.reason}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         reason = getattr(error, "reason", error)
         raise CommandError(f"no tracker answers at {tracker} ({reason}); start one with: meshnet tracker") from error
 
@@ -45,7 +45,7 @@ def read_events(tracker: str, path: str, last_id: str) -> Iterator[tuple[str, st
                     yield last_id, value
     except urllib.error.HTTPError as error:
         raise CommandError(f"{request.full_url} answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException):
+    except (OSError, HTTPException):
         return
 
 

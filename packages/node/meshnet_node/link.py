@@ -10,6 +10,7 @@ from contextlib import suppress
 from time import monotonic
 
 import aiohttp
+import structlog
 
 from meshnet_node.errors import LinkError, RemoteHopError
 from meshnet_protocol.errors import RemoteProtocolError
@@ -36,6 +37,8 @@ PING_PERIOD_S = 60.0
 
 _OPENED = -1
 """The position under which a session's opening waits: no step has it."""
+
+log = structlog.get_logger()
 
 
 class DownstreamSession:
@@ -167,6 +170,10 @@ class HopLink:
                     session.accept(header)
         except RemoteProtocolError as error:
             reason = f"the other end broke the protocol: {error}"
+        except Exception as error:
+            # Whatever a peer brings about costs the link to it, and never this node.
+            log.exception("a link failed", node_id=self.node_id)
+            reason = f"reading failed: {error!r}"
         finally:
             for session in self._sessions.values():
                 session.fail(LinkError(self.node_id, reason))

@@ -1,5 +1,6 @@
 """What a node can be told at start, checked before anything is loaded."""
 
+import math
 import re
 import socket
 from dataclasses import dataclass
@@ -70,13 +71,17 @@ class NodeSettings:
 
 
 def _check_url(flag: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
         raise SettingsError(f"{flag} {url!r}: write a base URL such as http://192.0.2.7:8090")
 
 
 def _check_at_least(flag: str, value: float, least: float) -> None:
-    if not value >= least:
+    if not least <= value < math.inf:
         raise SettingsError(f"{flag} {value}: use {least:g} or more")
 
 

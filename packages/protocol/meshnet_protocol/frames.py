@@ -96,7 +96,7 @@ def decode_frame(data: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
     body = _PREFIX.size + head_bytes
     try:
         header = _decoder.decode(view[_PREFIX.size : body])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError(f"unreadable frame header: {error}") from error
     return header, view[body:]
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, assert_never
 
 import structlog
@@ -59,6 +59,7 @@ class TrackerServer:
 
     def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
         self.settings = settings
+        self._is_stopping = False
         self._call_store: CallStore | None = None
         if settings.database is not None:
             _store().prepare(settings.database)
@@ -153,8 +154,12 @@ class TrackerServer:
         if self._call_store is not None:
             self._call_store.put_nowait(call)
 
+    def begin_to_stop(self) -> None:
+        """From here on nobody is let in, heartbeats included: silence says nothing about a node any more."""
+        self._is_stopping = True
+
     async def _tick_forever(self) -> None:
-        while True:
+        while not self._is_stopping:
             self.handle(Tick())
             self.router.prune(time.monotonic())
             await asyncio.sleep(self.settings.heartbeat_period_s / TICKS_PER_HEARTBEAT)
@@ -193,11 +198,18 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _HttpServer(uvicorn.Server):
-    """Ends the pages' live streams first: they would never end by themselves."""
+    """uvicorn stops listening at once and lets running requests end: the tracker must know of the first part.
 
-    def __init__(self, tracker: TrackerServer, config: uvicorn.Config) -> None:
+    The pages' live streams would never end by themselves, so they are ended.
+    """
+
+    def __init__(self, config: uvicorn.Config, tracker: TrackerServer) -> None:
         super().__init__(config)
         self._tracker = tracker
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._tracker.begin_to_stop()
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._tracker.observers.watchers.close()
@@ -206,7 +218,6 @@ class _HttpServer(uvicorn.Server):
 
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
     return _HttpServer(
-        tracker,
         uvicorn.Config(
             tracker.app,
             loop="uvloop",
@@ -217,6 +228,7 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S_MAX,
         ),
+        tracker,
     )
 
 

@@ -63,8 +63,9 @@ def demo(
 ) -> None:
     """Start a tracker and three nodes here, chat through them, and watch routing learn."""
     console = Console()
-    # Processes are stopped on the way out of the mesh's context, so SIGTERM has to take that way too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED_EXIT_CODE))
+    # Processes are stopped on the way out of the mesh's context, so these signals have to take that way too.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: sys.exit(TERMINATED_EXIT_CODE))
     folder = Path(tempfile.mkdtemp(prefix="meshnet-demo-"))
     with Mesh(folder, free_port(port), model) as mesh:
         show = Show(console, mesh)
