@@ -19,8 +19,8 @@ import aiohttp
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.prompt import understand
 from meshnet_node.model_source import resolve_model
+from meshnet_node.prompt import understand
 from meshnet_protocol.messages import HeadRequest
 from peers import chat_body, stream_chat, whole_model_process
 

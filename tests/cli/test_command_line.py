@@ -26,7 +26,7 @@ def meshnet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize("command", ["tracker", "node", "status", "chat", "demo"])
+@pytest.mark.parametrize("command", ["tracker", "node", "status", "routes", "calls", "chat", "demo"])
 def test_every_command_explains_itself_and_names_its_environment_variables(command: str) -> None:
     done = meshnet(command, "--help")
 
@@ -51,7 +51,10 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["tracker", "--route-stats-half-life", "0"], "--route-stats-half-life"),
         (["tracker", "--route-explore-share", "often"], "--route-explore-share"),
         (["tracker", "--port", "99999"], "--port"),
+        (["tracker", "--database", "mysql://a/b"], "sqlite:///FILE"),
         (["status", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
+        (["routes", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
+        (["calls", "--follow", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
         (["status", "--tracker", "http://foo bar"], "foo bar"),
         (["nonsense"], "nonsense"),

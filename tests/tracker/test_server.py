@@ -110,7 +110,6 @@ async def test_a_node_that_contradicts_is_told_so() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/nope", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/nodes/register", 405, "method_not_allowed"),

@@ -8,11 +8,14 @@ import typer
 
 from meshnet_cli.errors import CommandError
 from meshnet_cli.logs import configure_logs
+from meshnet_cli.paths import default_database
 from meshnet_tracker.server import run_tracker
 from meshnet_tracker.settings import TrackerSettings
 
 MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"
 MIN_SAMPLE_TOKENS_DEFAULT = 8
+DATABASE_DEFAULT = default_database()
+NO_DATABASE = "none"
 
 
 def tracker(
@@ -54,6 +57,14 @@ def tracker(
             "In the environment: separated by commas.",
         ),
     ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            envvar="MESHNET_DATABASE",
+            metavar="URL",
+            help="Where the call wall's calls are kept over restarts, as sqlite:///FILE; 'none': nowhere.",
+        ),
+    ] = DATABASE_DEFAULT,
     log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
@@ -68,6 +79,7 @@ def tracker(
             host=host,
             port=port,
             heartbeat_period_s=heartbeat_period,
+            database=None if database == NO_DATABASE else database,
             route_explore_share=route_explore_share,
             route_weight_alpha=route_weight_alpha,
             route_stats_half_life_s=route_stats_half_life,

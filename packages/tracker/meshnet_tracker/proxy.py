@@ -89,16 +89,19 @@ class ChatProxy:
         self._clock = clock
         self._wall_clock = wall_clock
         self._running: dict[int, tuple[RouteDecision, asyncio.Timeout]] = {}
+        self._chats: dict[str, Chat] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
         dialect = Dialect.COMPLETION if scope["path"] == COMPLETION_PATH else Dialect.CHAT
         chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock(), dialect=dialect)
+        self._chats[chat.request_id] = chat
         try:
             await self._serve(chat, receive, bounded_send(send))
         except* ClientGoneError:
             chat.outcome = chat.outcome or Outcome.CLIENT_GONE
         finally:
+            del self._chats[chat.request_id]
             self._events.append("chat finished", **chat.summary(self._clock()))
 
     async def relay_chat(self, chat: Chat, reply: ChatReply) -> None:
@@ -123,6 +126,10 @@ class ChatProxy:
                 self._router.release(decision)
         assert failure is not None
         raise _lost(failure) from failure
+
+    def running_tokens(self) -> int:
+        """Tokens drawn so far by the chats that run now."""
+        return sum(chat.drawn_tokens for chat in self._chats.values())
 
     def cut_off(self, node_id: NodeId) -> None:
         """The node is dead: end the attempts that wait for it, however silently it went."""
@@ -223,6 +230,7 @@ class ChatProxy:
                 {"node_id": hop.node_id, "start_layer": hop.start_layer, "end_layer": hop.end_layer}
                 for hop in decision.planned_hops
             ],
+            details={"candidates": [{"signature": o.signature, "share": o.share, "tps": o.tps} for o in decision.odds]},
         )
         plan = RoutePlan(session_id=session_id, model_key=model.model_key, hops=decision.planned_hops)
         return msgspec.structs.replace(call.head_request, model=model.card.name, meshnet=plan)

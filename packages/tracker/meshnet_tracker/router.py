@@ -37,8 +37,18 @@ from meshnet_tracker.routing_stats import (
     RoutingConfig,
     best_prior,
     choose_route,
+    expected_shares,
 )
 from meshnet_tracker.traffic import TrafficShares
+
+
+@dataclass(frozen=True, slots=True)
+class ArmOdds:
+    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
+
+    signature: Signature
+    share: float
+    tps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +61,8 @@ class RouteDecision:
     route: Route
     planned_hops: tuple[PlannedHop, ...]
     epoch: int
+    odds: tuple[ArmOdds, ...] = ()
+    """What it was chosen among; empty where the bandit had no say."""
 
     @property
     def signature(self) -> Signature:
@@ -123,8 +135,9 @@ class Router:
             return self._reserve(self._pinned_route(model, pinned), DecisionMode.PINNED, "pinned")
         candidates = [c for c in self.candidates(model) if c.signature not in exclude]
         if candidates:
+            odds = self._odds_of(candidates, now)
             choice = self._choose_among(candidates, now)
-            decision = self._reserve(choice.candidate.route, choice.mode, choice.reason)
+            decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, odds)
         else:
             decision = self._fall_back(model, exclude)
         self._traffic.count(model.model_key, decision.signature, now)
@@ -164,6 +177,17 @@ class Router:
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
+    def _odds_of(self, candidates: Sequence[Candidate], now: float) -> tuple[ArmOdds, ...]:
+        """For people: each candidate's chance before the draw. Unknown if the statistics fail."""
+        try:
+            shares = expected_shares(candidates, self._stats, self.config, now)
+            return tuple(
+                ArmOdds(arm.signature, shares[arm.signature], self._stats.view(arm.model_key, arm.signature, now).tps)
+                for arm in candidates
+            )
+        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
+            return ()
+
     def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteDecision:
         ready = model.ready_nodes()
         suspected_too = [node for node in model.nodes.values() if not node.is_draining]
@@ -173,7 +197,7 @@ class Router:
                 return self._reserve(route, DecisionMode.GREEDY_FALLBACK, reason)
         raise NoRouteError(explain_no_route(model))
 
-    def _reserve(self, route: Route, mode: DecisionMode, reason: str) -> RouteDecision:
+    def _reserve(self, route: Route, mode: DecisionMode, reason: str, odds: tuple[ArmOdds, ...] = ()) -> RouteDecision:
         reservation = next(self._next_reservation)
         decision = RouteDecision(
             reservation=reservation,
@@ -190,6 +214,7 @@ class Router:
                 for hop in route.hops
             ),
             epoch=self._stats.epoch(route.model_key),
+            odds=odds,
         )
         self._reservations[reservation] = route.signature
         self._in_flight[route.signature] += 1

@@ -27,6 +27,8 @@ class TrackerSettings:
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names under which models may be asked for, and the names they stand for."""
+    database: str | None = None
+    """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
 
