@@ -90,8 +90,8 @@ class DecayedMean:
         mass = mine.mass + theirs.mass
         if not mass:
             return max(mine, theirs, key=lambda mean: mean.value)
-        # A weighted step from one value to the other cannot overflow, as a sum of products could.
-        return DecayedMean(mine.value + (theirs.value - mine.value) * (theirs.mass / mass), mass, now)
+        # Weights of at most 1 cannot overflow, and a sum of positive parts cannot cancel to nothing.
+        return DecayedMean(mine.value * (mine.mass / mass) + theirs.value * (theirs.mass / mass), mass, now)
 
 
 @dataclass(frozen=True, slots=True)
