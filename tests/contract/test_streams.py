@@ -37,7 +37,7 @@ def test_usage_comes_only_where_it_is_asked_for(endpoint: Endpoint, options: obj
 
 
 def test_options_of_a_stream_mean_nothing_without_one(endpoint: Endpoint) -> None:
-    whole = endpoint.chat(stream=False, stream_options={"include_usage": True}, max_tokens=2).json
+    whole = endpoint.chat(stream=False, stream_options={"include_usage": True}, max_tokens=2, cache_prompt=False).json
 
     assert set(whole) == {*CHUNK_FIELDS, "choices", "usage"}
     assert whole["object"] == "chat.completion"
