@@ -112,10 +112,10 @@ async def test_a_stream_has_exactly_the_events_clients_expect() -> None:
     assert text.endswith("data: [DONE]\n\n")
     assert "meshnet" not in text.replace(": meshnet", "")
     assert [event["choices"] for event in events[:-1]] == [
-        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
-        [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}],
-        [{"index": 0, "delta": {"content": "b"}, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "b"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
     ]
     assert not any("usage" in event for event in events[:-1])
 
@@ -133,6 +133,7 @@ async def test_the_head_is_asked_to_stream_a_normalised_request_with_its_plan() 
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": 3,
         "total_tokens": PROMPT_TOKENS + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

@@ -13,9 +13,10 @@ Where the bandit has nothing to say, a *greedy fallback* still serves the reques
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.messages import PlannedHop
@@ -36,8 +37,18 @@ from meshnet_tracker.routing_stats import (
     RoutingConfig,
     best_prior,
     choose_route,
+    expected_shares,
 )
 from meshnet_tracker.traffic import TrafficShares
+
+
+@dataclass(frozen=True, slots=True)
+class ArmOdds:
+    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
+
+    signature: Signature
+    share: float
+    tps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class RouteDecision:
     route: Route
     planned_hops: tuple[PlannedHop, ...]
     epoch: int
+    odds: tuple[ArmOdds, ...] = ()
+    """What it was chosen among; empty where the bandit had no say."""
 
     @property
     def signature(self) -> Signature:
@@ -67,24 +80,28 @@ class Router:
         config: RoutingConfig,
         rng: Random,
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
         self.config = config
         self._fleet = fleet
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
+        self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
         self._reservations: dict[int, Signature] = {}
         self._in_flight: Counter[Signature] = Counter()
         self._next_reservation = itertools.count(1)
 
     def resolve_model(self, name: str | None) -> ServedModel:
-        """The model a request means, by public name or model key; without a name, the only one there is.
+        """The model a request means, by public name, model key or alias; without a name, the only one there is.
 
         If files of different contents bear the name, the one that can be served, then the one with more nodes.
         Raises UnknownModelError, naming the models there are.
         """
         known = self._fleet.models()
+        if not any(name in (model.card.name, model.model_key) for model in known):
+            name = self._aliases.get(name or "", name)
         models = [model for model in known if name is not None or model.nodes] or known
         matching = [m for m in models if name is None or name in (m.card.name, m.model_key)]
         names = sorted({model.card.name for model in models if model.nodes})
@@ -118,8 +135,9 @@ class Router:
             return self._reserve(self._pinned_route(model, pinned), DecisionMode.PINNED, "pinned")
         candidates = [c for c in self.candidates(model) if c.signature not in exclude]
         if candidates:
+            odds = self._odds_of(candidates, now)
             choice = self._choose_among(candidates, now)
-            decision = self._reserve(choice.candidate.route, choice.mode, choice.reason)
+            decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, odds)
         else:
             decision = self._fall_back(model, exclude)
         self._traffic.count(model.model_key, decision.signature, now)
@@ -159,6 +177,17 @@ class Router:
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
+    def _odds_of(self, candidates: Sequence[Candidate], now: float) -> tuple[ArmOdds, ...]:
+        """For people: each candidate's chance before the draw. Unknown if the statistics fail."""
+        try:
+            shares = expected_shares(candidates, self._stats, self.config, now)
+            return tuple(
+                ArmOdds(arm.signature, shares[arm.signature], self._stats.view(arm.model_key, arm.signature, now).tps)
+                for arm in candidates
+            )
+        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
+            return ()
+
     def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteDecision:
         ready = model.ready_nodes()
         suspected_too = [node for node in model.nodes.values() if not node.is_draining]
@@ -168,7 +197,7 @@ class Router:
                 return self._reserve(route, DecisionMode.GREEDY_FALLBACK, reason)
         raise NoRouteError(explain_no_route(model))
 
-    def _reserve(self, route: Route, mode: DecisionMode, reason: str) -> RouteDecision:
+    def _reserve(self, route: Route, mode: DecisionMode, reason: str, odds: tuple[ArmOdds, ...] = ()) -> RouteDecision:
         reservation = next(self._next_reservation)
         decision = RouteDecision(
             reservation=reservation,
@@ -185,6 +214,7 @@ class Router:
                 for hop in route.hops
             ),
             epoch=self._stats.epoch(route.model_key),
+            odds=odds,
         )
         self._reservations[reservation] = route.signature
         self._in_flight[route.signature] += 1
