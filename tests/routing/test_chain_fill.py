@@ -87,5 +87,5 @@ async def test_an_adaptive_tracker_serves_and_explains_itself() -> None:
     "knob", [{"route_policy": "best"}, {"route_candidates_max": 0}, {"route_candidates_max": 10**6}]
 )
 def test_a_wrong_policy_or_cap_is_refused_by_name(knob: dict[str, object]) -> None:
-    with pytest.raises(SettingsError, match="--route-(policy|candidates-max)"):
+    with pytest.raises(SettingsError, match=r"--route-(policy|candidates-max)"):
         TrackerSettings(**knob)  # type: ignore[arg-type]

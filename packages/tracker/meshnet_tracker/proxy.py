@@ -231,8 +231,6 @@ class ChatProxy:
                 ttft_s=chat.route_ttft_s,
                 timings=chat.timings,
             )
-        elif chat.outcome is Outcome.DEGENERATE:
-            self._router.note_failure(decision, suspects=(), now=self._clock())
 
     def _note_failure(self, chat: Chat, decision: RouteDecision, error: AttemptFailedError) -> None:
         suspects = [node_id for node_id in error.suspects if node_id in decision.route.node_ids]

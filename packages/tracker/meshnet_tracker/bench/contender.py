@@ -28,7 +28,7 @@ class Contender:
 
     name: str
     make: Callable[[Tracker], RoutePolicy]
-    config: RoutingConfig = RoutingConfig()
+    config: RoutingConfig = field(default_factory=RoutingConfig)
     enumerate_routes: Callable[[], Callable[[ServedModel], tuple[Candidate, ...]]] | None = None
     cap: str = "8"
     """What it chooses among, for the table."""

@@ -21,7 +21,15 @@ from meshnet_tracker.bench.machines import Machine, Run, best_route
 from meshnet_tracker.bench.traffic import Request
 from meshnet_tracker.bench.worlds import LAYER_COUNT, Change, NodeSpec, World
 from meshnet_tracker.errors import NoRouteError
-from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeRegistered, NodeSuspected, Tick
+from meshnet_tracker.fleet import (
+    Fleet,
+    FleetEvent,
+    HeartbeatReceived,
+    NodeFaulted,
+    NodeRegistered,
+    NodeSuspected,
+    Tick,
+)
 from meshnet_tracker.fleet import TopologyChanged as Changed
 from meshnet_tracker.router import RouteDecision, Router
 from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore
@@ -194,6 +202,8 @@ class Simulation:
             case "truncated" | "fail-fast" | "full":
                 is_full = attempt.ending == "full"
                 self.router.note_failure(decision, suspects=(), is_overload=is_full, now=self._clock)
+                if not is_full:
+                    self._tell(NodeFaulted(decision.route.head.node_id))
         self._release(attempt)
         if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
             asked.failed.add(decision.signature)
@@ -235,6 +245,7 @@ class Simulation:
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
         self.router.note_failure(attempt.decision, suspects=(culprit.node_id,), now=self._clock)
+        self._tell(NodeFaulted(culprit.node_id))
         self._release(attempt)
         request = attempt.asked.request
         prompt = 0.12 * request.prompt_tokens
@@ -299,7 +310,7 @@ class Simulation:
         self.router.prune(self._clock)
         self._at(self._now + HEARTBEAT_PERIOD_S, self._beat)
 
-    def _tell(self, event: NodeRegistered | HeartbeatReceived | NodeSuspected | Tick) -> None:
+    def _tell(self, event: FleetEvent) -> None:
         for effect in self._fleet.handle(event, self._now):
             if isinstance(effect, Changed):
                 self._stats.bump_epoch(effect.model_key)

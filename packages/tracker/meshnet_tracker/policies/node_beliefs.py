@@ -9,7 +9,8 @@ with the configured half-life, and with it goes back to what the node advertises
     last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
 
 Failures are counted apart, because a node that fails is often the fastest of all. Each has a price in whole
-requests, however small the node's part of a route is, and puts it aside for a time that grows with every further one and always ends.
+requests, however small the node's part of a route is, and puts it aside for a time that grows with every
+further one and always ends.
 """
 
 import math
