@@ -19,15 +19,16 @@ import aiohttp
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.head import encode_prompt
 from meshnet_node.model_source import resolve_model
+from meshnet_node.prompt import understand
 from meshnet_protocol.messages import HeadRequest
 from peers import Stream, chat_body, stream_chat, whole_model_process
 
 
 async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
     body = chat_body(served_models(mesh.url)[0], tokens=tokens)
-    prompt = encode_prompt(Vocabulary(model), HeadRequest(messages=body["messages"]), context_tokens=4096)
+    work = understand(Vocabulary(model), HeadRequest(messages=body["messages"]), context_tokens=4096)
+    prompt = list(work.prompts[0])
     results = []
     with whole_model_process(model, threads=1) as peer:
         async with aiohttp.ClientSession() as http:

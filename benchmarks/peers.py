@@ -66,6 +66,29 @@ def whole_model_process(model: Path, *, threads: int) -> Iterator[WholeModelProc
         process.kill()
 
 
+@contextmanager
+def whole_model_server(model: Path, *, threads: int, slots: int, context_tokens: int) -> Iterator[str]:
+    """llama.cpp's own server with the whole model; yields its base URL. The first time, uv fetches the package."""
+    script = Path(__file__).with_name("peer_server.py")
+    command = ["uv", "run", "--no-project", "--with", "xllamacpp", "python", str(script), "--model", str(model)]
+    command += ["--threads", str(threads), "--slots", str(slots), "--context-tokens", str(context_tokens)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        try:
+            for line in process.stdout:
+                if line.startswith("http"):
+                    yield line.strip()
+                    break
+            else:
+                raise RuntimeError(f"the peer did not start: {' '.join(command)}")
+        finally:
+            process.stdin.close()
+            process.terminate()
+
+
 async def stream_chat(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Stream:
     """One streaming chat at ``url``; raises RuntimeError on any error it answers."""
     started = perf_counter()
@@ -96,4 +119,5 @@ def chat_body(model: str, *, tokens: int, prompt: str = PROMPT) -> dict[str, Any
         "temperature": 0,
         "ignore_eos": True,
         "stream_options": {"include_usage": True},
+        "cache_prompt": False,
     }

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-COMMANDS = ("tracker", "node", "status", "chat", "demo")
+COMMANDS = ("tracker", "node", "status", "routes", "calls", "chat", "demo")
 FLAGS_OF_OTHERS = {"--reinstall-package", "--no-binary-package", "--locked"}
 
 

@@ -11,6 +11,9 @@ from threading import Thread
 
 import pytest
 
+from meshnet_cli.errors import CommandError
+from meshnet_cli.tracker_command import parse_aliases
+
 
 def meshnet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -23,7 +26,7 @@ def meshnet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
-@pytest.mark.parametrize("command", ["tracker", "node", "status", "chat", "demo"])
+@pytest.mark.parametrize("command", ["tracker", "node", "status", "routes", "calls", "chat", "demo"])
 def test_every_command_explains_itself_and_names_its_environment_variables(command: str) -> None:
     done = meshnet(command, "--help")
 
@@ -48,7 +51,10 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["tracker", "--route-stats-half-life", "0"], "--route-stats-half-life"),
         (["tracker", "--route-explore-share", "often"], "--route-explore-share"),
         (["tracker", "--port", "99999"], "--port"),
+        (["tracker", "--database", "mysql://a/b"], "sqlite:///FILE"),
         (["status", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
+        (["routes", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
+        (["calls", "--follow", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
         (["status", "--tracker", "http://foo bar"], "foo bar"),
         (["nonsense"], "nonsense"),
@@ -78,6 +84,25 @@ def test_a_wrong_environment_variable_is_refused_like_a_wrong_flag(variable: str
 
     assert done.returncode == 2
     assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: ")
+
+
+@pytest.mark.parametrize(
+    ("texts", "aliases"),
+    [
+        ([], {}),
+        (["a=x"], {"a": "x"}),
+        (["a=x", "b=y"], {"a": "x", "b": "y"}),
+        (["a=x, b=org/y=z,"], {"a": "x", "b": "org/y=z"}),
+    ],
+)
+def test_aliases_are_pairs_in_flags_or_between_commas(texts: list[str], aliases: dict[str, str]) -> None:
+    assert parse_aliases(texts) == aliases
+
+
+@pytest.mark.parametrize("text", ["a", "=x", "a="])
+def test_an_alias_that_is_no_pair_says_how_to_write_it(text: str) -> None:
+    with pytest.raises(CommandError, match="ALIAS=MODEL"):
+        parse_aliases([text])
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:

@@ -33,8 +33,8 @@ def text_event(text: str) -> HeadEvent:
 
 def test_speed_is_counted_from_dispatch_and_the_first_text_from_arrival() -> None:
     chat = begun_chat()
-    assert chat.take(text_event("a"), now=2.0) == "a"
-    assert chat.take(text_event("b"), now=3.0) == "b"
+    assert [choice.delta.content for choice in chat.take(text_event("a"), now=2.0)] == ["a"]
+    assert [choice.delta.content for choice in chat.take(text_event("b"), now=3.0)] == ["b"]
     chat.take(HeadEvent(usage=Usage(prompt_tokens=3, completion_tokens=8, total_tokens=11)), now=5.0)
     chat.complete(now=5.0)
 

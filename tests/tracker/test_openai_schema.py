@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from meshnet_protocol.messages import PENALTY_TOKENS_MAX
 from meshnet_tracker.errors import InvalidRouteError, MalformedRequestError
-from meshnet_tracker.openai_schema import ChatCall, parse_chat
+from meshnet_tracker.openai_schema import ChatCall, Dialect, parse_chat, parse_completion
 
 USER = {"role": "user", "content": "hi"}
 
@@ -87,7 +88,9 @@ def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
+        ({"messages": [{"role": "assistant", "tool_calls": {}, "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "assistant", "tool_calls": {"a": 1}}]}, "messages[0].tool_calls"),
         ({"temperature": 2.1}, "temperature"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),
@@ -102,12 +105,43 @@ def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 1}, "stream_options"),
         ({"model": 1}, "model"),
-        ({"n": 2}, "n"),
-        ({"tools": [{}]}, "tools"),
-        ({"logprobs": True}, "logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"logit_bias": {"1": 2}}, "logit_bias"),
-        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"n": 0}, "n"),
+        ({"n": 129}, "n"),
+        ({"n": "2"}, "n"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [{}]}, "tools[0].function.name"),
+        ({"tools": [1]}, "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tools": [{"function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"function": {"name": "a", "parameters": 1}}]}, "tools[0].function.parameters"),
+        ({"tools": [{"function": {"name": "a"}}] * 2}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": {"function": {"name": "b"}}, "tools": [{"function": {"name": "a"}}]}, "tool_choice"),
+        ({"tool_choice": "required", "tools": [{"function": {"name": "a"}}], "grammar": "x"}, "grammar"),
+        ({"functions": [{}]}, "functions"),
+        ({"function_call": {"name": "a"}}, "function_call"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": 1}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "grammar": "x"}, "grammar"),
+        ({"grammar": 1}, "grammar"),
+        ({"logit_bias": {"a": 2}}, "logit_bias"),
+        ({"logit_bias": {"-1": 2}}, "logit_bias"),
+        ({"logit_bias": {"1": "x"}}, "logit_bias"),
+        ({"logit_bias": {"1": 101}}, "logit_bias"),
+        ({"logit_bias": []}, "logit_bias"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty"),
+        ({"presence_penalty": -2.5}, "presence_penalty"),
+        ({"repeat_penalty": 0}, "repeat_penalty"),
+        ({"repeat_last_n": -2}, "repeat_last_n"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
@@ -140,3 +174,63 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
 def test_a_route_that_is_no_list_of_different_node_ids_is_refused(route: Any) -> None:
     with pytest.raises(InvalidRouteError):
         parse(route=route)
+
+
+def complete(**fields: Any) -> ChatCall:
+    return parse_completion(json.dumps(fields).encode(), seed_rng=Random(1))
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_a_prompt_comes_in_every_form(prompt: Any, prompts: list[Any]) -> None:
+    call = complete(prompt=prompt)
+    assert (call.head_request.prompts, call.dialect) == (prompts, Dialect.COMPLETION)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["a"] * 65, "n": 2}, "n"),
+        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "logprobs": "all"}, "logprobs"),
+        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+    ],
+)
+def test_a_prompt_that_cannot_be_gone_on_with_is_refused_with_its_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(MalformedRequestError) as caught:
+        complete(**fields)
+    assert caught.value.param == param
+
+
+def test_logprobs_are_a_claim_in_chats_and_a_number_in_completions() -> None:
+    assert parse(logprobs=True).head_request.top_logprobs == 0
+    assert parse(logprobs=True, top_logprobs=4).head_request.top_logprobs == 4
+    assert parse(logprobs=False, top_logprobs=0).head_request.top_logprobs is None
+    counts = [complete(prompt="a", logprobs=wanted).head_request.top_logprobs for wanted in (0, 3, True, None)]
+    assert counts == [0, 3, 0, None]
+
+
+def test_tools_reach_the_head_unless_none_may_be_called() -> None:
+    tools = [{"type": "function", "function": {"name": "a", "parameters": {"type": "object"}}}]
+    named = {"type": "function", "function": {"name": "a"}}
+
+    assert [tool.name for tool in parse(tools=tools).head_request.tools] == ["a"]
+    assert parse(tools=tools, tool_choice="none").head_request.tools == []
+    assert parse(tools=tools, tool_choice="any").head_request.tool_choice == "required"
+    assert parse(tools=tools, tool_choice=named).head_request.tool_choice == "a"
+
+
+def test_penalties_look_as_far_back_as_llama_cpp_would() -> None:
+    assert parse().head_request.penalty_tokens == 64
+    assert parse(repeat_last_n=0).head_request.penalty_tokens == 0
+    assert parse(repeat_last_n=-1).head_request.penalty_tokens == PENALTY_TOKENS_MAX

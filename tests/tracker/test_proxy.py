@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -112,10 +113,10 @@ async def test_a_stream_has_exactly_the_events_clients_expect() -> None:
     assert text.endswith("data: [DONE]\n\n")
     assert "meshnet" not in text.replace(": meshnet", "")
     assert [event["choices"] for event in events[:-1]] == [
-        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
-        [{"index": 0, "delta": {"content": "a"}, "finish_reason": None}],
-        [{"index": 0, "delta": {"content": "b"}, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+        [{"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "a"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {"content": "b"}, "logprobs": None, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": "stop"}],
     ]
     assert not any("usage" in event for event in events[:-1])
 
@@ -133,6 +134,7 @@ async def test_the_head_is_asked_to_stream_a_normalised_request_with_its_plan() 
         "prompt_tokens": PROMPT_TOKENS,
         "completion_tokens": 3,
         "total_tokens": PROMPT_TOKENS + 3,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -436,7 +438,7 @@ async def test_a_node_that_falls_silent_leaves_the_candidates() -> None:
 
 
 async def test_a_node_that_fails_chats_soon_loses_to_one_that_works_whatever_it_claims() -> None:
-    async with mesh({"pieces": ()}, {}) as (tracker, (broken, _)):
+    async with mesh({"pieces": ()}, {}, route_rng=Random(1)) as (tracker, (broken, _)):
         tracker.register("h0", "0-39", url=broken.url, layer_tokens_per_s=1e7)
         for _ in range(8):
             async with post(tracker) as response:

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from meshnet_protocol.messages import Heartbeat, Leave
+from meshnet_protocol.messages import Exactness, Heartbeat, Leave
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.server import run_tracker
@@ -35,6 +35,30 @@ async def ask(
 async def tell(tracker: RunningTracker, verb: str, message: msgspec.Struct) -> tuple[int, Any]:
     status, answer, _ = await ask(tracker, f"/v1/nodes/{verb}", method="POST", body=msgspec.json.encode(message))
     return status, answer
+
+
+async def test_what_a_node_says_of_its_slots_and_its_exactness_is_shown() -> None:
+    exactness = Exactness(is_exact=True, class_id="c1", description="a build")
+    node = msgspec.structs.replace(make_registration("node", "0-39"), exactness=exactness)
+    async with running_tracker() as tracker:
+        await tell(tracker, "register", node)
+        beat = Heartbeat(
+            node_id=node.node_id,
+            incarnation=node.incarnation,
+            queue_depth=3,
+            active_slots=2,
+            kv_tokens=70,
+            kv_tokens_max=400,
+            entry_layers=(0,),
+        )
+        _, before, _ = await ask(tracker, "/v1/nodes")
+        await tell(tracker, "heartbeat", beat)
+        _, after, _ = await ask(tracker, "/v1/nodes")
+
+    shown = after["nodes"][0]
+    assert before["nodes"][0]["active_slots"] == 0
+    assert (shown["queue_depth"], shown["active_slots"], shown["kv_tokens"], shown["kv_tokens_max"]) == (3, 2, 70, 400)
+    assert shown["exactness"] == {"mode": "auto", "is_exact": True, "class_id": "c1", "description": "a build"}
 
 
 async def test_a_node_registers_beats_and_leaves() -> None:
@@ -86,7 +110,6 @@ async def test_a_node_that_contradicts_is_told_so() -> None:
     ("method", "path", "status", "code"),
     [
         ("GET", "/nope", 404, "unknown_url"),
-        ("GET", "/", 404, "unknown_url"),
         ("POST", "/v1/models", 405, "method_not_allowed"),
         ("GET", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/nodes/register", 405, "method_not_allowed"),

@@ -6,10 +6,12 @@ import typer
 from typer.exceptions import Abort, TyperException
 
 from meshnet_cli.bench_command import bench
+from meshnet_cli.calls_command import calls
 from meshnet_cli.chat_command import chat
 from meshnet_cli.demo.command import demo
 from meshnet_cli.errors import CommandError
 from meshnet_cli.node_command import node
+from meshnet_cli.routes_command import routes
 from meshnet_cli.status_command import status
 from meshnet_cli.tracker_command import tracker
 from meshnet_node.errors import NodeError
@@ -25,7 +27,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (tracker, node, status, chat, demo):
+for command in (tracker, node, status, routes, calls, chat, demo):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

@@ -65,6 +65,20 @@ def node(
     chunk_tokens: Annotated[
         int, typer.Option(envvar="MESHNET_CHUNK_TOKENS", help="Prompt tokens computed at once between others' tokens.")
     ] = 128,
+    queue: Annotated[
+        int, typer.Option(envvar="MESHNET_QUEUE", help="Chats that may wait for a slot; more are sent elsewhere.")
+    ] = 8,
+    queue_timeout: Annotated[
+        float, typer.Option(envvar="MESHNET_QUEUE_TIMEOUT", help="Seconds a chat may wait for a slot.")
+    ] = 2.0,
+    exact: Annotated[
+        str,
+        typer.Option(
+            envvar="MESHNET_EXACT",
+            metavar="auto|on|off",
+            help="auto: test whether results are exact, and say so; on: refuse to start if not; off: no test.",
+        ),
+    ] = "auto",
     gpu_layers: Annotated[
         int,
         typer.Option(
@@ -109,6 +123,9 @@ def node(
             slots=slots,
             context_tokens=context_tokens,
             chunk_tokens=chunk_tokens,
+            queue=queue,
+            queue_timeout_s=queue_timeout,
+            exact=exact,
             gpu_layers=gpu_layers,
             layer_delay_ms=layer_delay_ms,
             drain_timeout_s=drain_timeout,

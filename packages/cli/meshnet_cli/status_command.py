@@ -7,8 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.text import Text
 
-from meshnet_cli.tables import nodes_table, routes_table
+from meshnet_cli.tables import config_line, nodes_table, routes_table
 from meshnet_cli.tracker_api import get_json
 
 
@@ -46,5 +47,10 @@ def overview(tracker: str) -> RenderableType:
         return (
             f"The tracker at {tracker} knows no node yet. Start one: meshnet node --model smollm2 --tracker {tracker}"
         )
-    config = ", ".join(f"{key} {value}" for key, value in routing["config"].items())
-    return Group(nodes_table(nodes), *(routes_table(model) for model in routing["models"]), config)
+    models = sorted({node["model"] for node in nodes})
+    tables: list[RenderableType] = []
+    for model in models:
+        tables += [nodes_table(model, [node for node in nodes if node["model"] == model]), ""]
+    for learnt in routing["models"]:
+        tables += [routes_table(learnt), ""]
+    return Group(*tables, Text(config_line(routing["config"]), style="dim"))

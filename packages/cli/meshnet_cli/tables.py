@@ -1,14 +1,18 @@
 """What the tracker knows, as tables for a terminal. Used by ``meshnet status`` and the demo alike."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 Json = Mapping[str, Any]
 
 ROUTE_COLUMN_CHARS_MIN = 14
+STATE_STYLES = {"ready": "green", "draining": "yellow", "suspected": "yellow"}
+OUTCOME_STYLES = {"completed": "green", "running": "cyan", "node_fault": "red"}
 STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "decayed": "dim"}
 
 
@@ -34,23 +38,80 @@ def routes_table(model: Json) -> Table:
     return table
 
 
-def nodes_table(nodes: Sequence[Json]) -> Table:
-    """Who holds which layers, as ``GET /v1/nodes`` lists them."""
-    table = plain_table("nodes")
-    for column in ("node", "model", "layers", "enter at", "layer-tok/s", "queue", "state", "heard"):
-        table.add_column(column, justify="left" if column in ("node", "model") else "right", overflow="fold")
-    for node in nodes:
+def nodes_table(model_key: str, nodes: Sequence[Json]) -> Table:
+    """Who holds which layers of one model, as ``GET /v1/nodes`` lists them."""
+    table = plain_table(f"nodes of {model_key}")
+    table.add_column("node", overflow="fold")
+    for column in ("layers", "enter at", "layer-tok/s", "load", "exact", "state", "heard"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for node in sorted(nodes, key=lambda node: str(node["node_id"])):
+        style = STATE_STYLES.get(node["state"], "")
         table.add_row(
-            node["node_id"],
-            node["model"],
+            node["node_id"].split(".", 1)[0],
             node["shard"],
             ", ".join(map(str, node["entry_layers"])),
             number(node["layer_tokens_per_s"], 0),
-            str(node["queue_depth"]),
-            node["state"],
-            f"{node['heartbeat_age_s']:.1f} s ago",
+            f"{node['active_slots']}/{node['slots']}+{node['queue_depth'] - node['active_slots']}",
+            exactness_text(node["exactness"]),
+            Text(node["state"], style=style),
+            f"{node['heartbeat_age_s']:.1f} s",
         )
     return table
+
+
+def exactness_text(exactness: Json) -> str:
+    """``yes 3f2a9c`` with the class, so that one sees which nodes share it; ``?`` where nothing was tested."""
+    if exactness["is_exact"] is None:
+        return "?"
+    return f"yes {exactness['class_id'][:6]}" if exactness["is_exact"] else "no"
+
+
+def calls_table(calls: Sequence[Json]) -> Table:
+    """Calls in the order given, as ``GET /v1/calls`` has them."""
+    table = plain_table("calls")
+    table.add_column("time", no_wrap=True)
+    table.add_column("route", overflow="fold", min_width=ROUTE_COLUMN_CHARS_MIN)
+    table.add_column("mode", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    for column in ("tokens", "tok/s", "first", "tries"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for call in calls:
+        table.add_row(
+            clock(call["at"]),
+            route_text(call) or Text("no route", style="dim"),
+            call["mode"] or "-",
+            outcome_text(call),
+            number(call["completion_tokens"], 0),
+            number(call["tps"], 1),
+            "-" if call["ttft_s"] is None else f"{call['ttft_s']:.2f} s",
+            str(len(call["attempts"])),
+        )
+    return table
+
+
+def call_line(call: Json) -> Text:
+    """One finished call on one line."""
+    speed = f"{number(call['completion_tokens'], 0)} tokens, {number(call['tps'], 1)} tok/s"
+    why = f"{call['mode']} ({call['reason']})" if call["mode"] else "refused"
+    route = Text.from_markup(route_text(call) or "no route")
+    return Text("  ").join([Text(clock(call["at"]), style="dim"), outcome_text(call), route, Text(why), Text(speed)])
+
+
+def outcome_text(call: Json) -> Text:
+    outcome = call["outcome"] or call["state"]
+    return Text(outcome.replace("_", " "), style=OUTCOME_STYLES.get(outcome, "yellow"))
+
+
+def route_text(call: Json) -> str:
+    return " -> ".join(hop_text(hop) for hop in call["hops"])
+
+
+def clock(unix_time: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(unix_time))
+
+
+def config_line(config: Json) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in config.items())
 
 
 def plain_table(title: str) -> Table:

@@ -1,12 +1,14 @@
 """``meshnet tracker``: the endpoint that clients talk to, and that learns which routes are fast."""
 
 import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from meshnet_cli.errors import CommandError
 from meshnet_cli.logs import configure_logs
+from meshnet_cli.paths import default_database
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.policies import POLICIES
 from meshnet_tracker.policies.proportional import PROPORTIONAL
@@ -15,6 +17,8 @@ from meshnet_tracker.settings import TrackerSettings
 
 MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"
 MIN_SAMPLE_TOKENS_DEFAULT = 8
+DATABASE_DEFAULT = default_database()
+NO_DATABASE = "none"
 
 
 def tracker(
@@ -62,6 +66,22 @@ def tracker(
             help="Routes listed at most; proportional chooses among these, adaptive among all.",
         ),
     ] = ROUTE_CANDIDATES_MAX,
+    model_alias: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_MODEL_ALIASES",
+            help="Another name for a model, as gpt-4o-mini=SmolLM2-135M-Instruct; may be given several times. "
+            "In the environment: separated by commas.",
+        ),
+    ] = None,
+    database: Annotated[
+        str,
+        typer.Option(
+            envvar="MESHNET_DATABASE",
+            metavar="URL",
+            help="Where the call wall's calls are kept over restarts, as sqlite:///FILE; 'none': nowhere.",
+        ),
+    ] = DATABASE_DEFAULT,
     log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
@@ -76,14 +96,28 @@ def tracker(
             host=host,
             port=port,
             heartbeat_period_s=heartbeat_period,
+            database=None if database == NO_DATABASE else database,
             route_explore_share=route_explore_share,
             route_weight_alpha=route_weight_alpha,
             route_stats_half_life_s=route_stats_half_life,
             route_min_sample_tokens=min_sample_tokens(),
             route_policy=route_policy,
             route_candidates_max=route_candidates_max,
+            model_aliases=parse_aliases(model_alias or []),
         )
     )
+
+
+def parse_aliases(texts: Sequence[str]) -> dict[str, str]:
+    """``alias=model`` texts, each maybe several of them separated by commas."""
+    aliases: dict[str, str] = {}
+    for pair in ",".join(texts).split(","):
+        alias, equals, name = pair.strip().partition("=")
+        if equals and alias.strip() and name.strip():
+            aliases[alias.strip()] = name.strip()
+        elif pair.strip():
+            raise CommandError(f"--model-alias {pair.strip()!r}: write it as ALIAS=MODEL")
+    return aliases
 
 
 def min_sample_tokens() -> int:

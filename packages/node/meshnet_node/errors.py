@@ -7,7 +7,9 @@
     ├── ModelFileError             the model's file is missing, damaged or not a model
     │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
     ├── LayersError                a layer range the model or the shard does not have
+    ├── NotExactError              the owner insists on exact results and this build has none for these weights
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
+    │   ├── GrammarError           a grammar or JSON schema that cannot be used
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
     ├── PlanError                  a route plan that this node cannot be a hop of
@@ -24,7 +26,7 @@ for people and says what to do.
 """
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
@@ -73,9 +75,32 @@ class LayersError(NodeError):
         super().__init__(f"layers {layers}: the model has layers 0-{layer_count - 1}; choose a range inside them")
 
 
+class NotExactError(NodeError):
+    code = "not_exact"
+
+    def __init__(self, description: str) -> None:
+        super().__init__(
+            "--exact on: this model's weight types are not computed exactly by this build of llama.cpp "
+            f"({description}); docs/EXACTNESS.md says which build and which weights are, or use --exact auto"
+        )
+
+
 class RequestError(NodeError):
     code = "invalid_request"
     http_status = 400
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        """The request's field at fault, where one is."""
+
+    def about(self, param: str | None) -> Self:
+        self.param = param
+        return self
+
+
+class GrammarError(RequestError):
+    code = "invalid_grammar"
 
 
 class TemplateError(RequestError):
@@ -88,7 +113,8 @@ class ContextOverflowError(RequestError):
     def __init__(self, prompt_tokens: int, context_tokens: int) -> None:
         super().__init__(
             f"This model's maximum context length is {context_tokens} tokens, and {prompt_tokens} were asked for; "
-            "shorten the messages, or start the nodes with more --context-tokens"
+            "shorten the messages, or start the nodes with more --context-tokens",
+            "messages",
         )
         self.prompt_tokens = prompt_tokens
         self.context_tokens = context_tokens
@@ -115,8 +141,10 @@ class NoFreeSlotError(NodeError):
     code = "no_free_slot"
     http_status = 503
 
-    def __init__(self, slots: int) -> None:
-        super().__init__(f"all {slots} slots are taken; try again soon, or start the node with more --slots")
+    def __init__(self, slots: int, *, waiting: int = 0, waited_s: float = 0.0) -> None:
+        queue = f" and {waiting} wait for one" if waiting else ""
+        queue += f", and none came free in {waited_s:.1f} s" if waited_s else ""
+        super().__init__(f"all {slots} slots are taken{queue}; try again soon, or start the node with more --slots")
 
 
 class EngineClosedError(NodeError):
@@ -145,3 +173,10 @@ class RemoteHopError(NodeError):
         super().__init__(message)
         self.culprit = culprit
         self.code = code
+
+
+def http_status_of(error: NodeError) -> int:
+    """The status a head answers with when ``error`` comes before the first byte."""
+    if error.code == NoFreeSlotError.code:
+        return NoFreeSlotError.http_status  # also when it is a later hop that has none
+    return error.http_status

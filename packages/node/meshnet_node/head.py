@@ -1,122 +1,189 @@
-"""Head duties: a chat from messages to tokens to text.
+"""Head duties: a chat, or a text completion, from words to tokens to words.
 
-    messages ──template──> prompt ──tokenize──> ids ──prefill in chunks──> first token
-                                                        one step per token ──> ids, text, finish reason
+    messages ──template──> prompt ──tokenize──> ids ──choice by choice, each a session──> text ──parse──> parts
 
-``open_chat`` settles everything that can be refused (template, context, every hop's slot) before the
-caller says 200; ``stream`` then yields chunks. Text lags behind tokens where a character or a possible
-stop string is unfinished; the ids of drawn tokens always travel at once, on the side.
+``open_chat`` settles everything that can be refused (template, grammar, context, every hop's slot) before the
+caller says 200; ``stream`` then yields parts. Answers of one request (``n``, or several prompts) are drawn one
+after the other, each in a session of its own: a request takes one slot of each hop, however many answers it
+wants, and a busy mesh stays fair.
 """
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from meshnet_node.engine.api import Engine, StepInput, Vocabulary
-from meshnet_node.errors import ContextOverflowError, PlanError
-from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopReply, HopService, HopSession
-from meshnet_node.text_stream import TextStream
+import msgspec
+
+from meshnet_node.answer_parser import AnswerParser, Content, Part
+from meshnet_node.choice import Choice
+from meshnet_node.errors import NodeError, NoFreeSlotError, PlanError
+from meshnet_node.prompt import Work, check_context, sampling_of, understand
+from meshnet_node.relay import HopService, HopSession
 from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.ids import SessionId
-from meshnet_protocol.messages import HeadRequest, HopTiming, PlannedHop, RoutePlan, Sampling, Usage
+from meshnet_protocol.messages import (
+    ContentLogprob,
+    HeadRequest,
+    HopTiming,
+    PlannedHop,
+    PromptTokensDetails,
+    RoutePlan,
+    Usage,
+)
+from meshnet_protocol.prefix import prefix_chain
 
-TOKEN_CHARS_MAX = 256
-"""More than the longest token of any vocabulary in use (long runs of spaces or dashes)."""
+NEXT_SLOT_WAIT_S_MAX = 60.0
+"""How long an accepted request's further answers wait for a slot that others took meanwhile."""
+NEXT_SLOT_LOOK_PERIOD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
-class TextDelta:
-    """What one token brought: text that may be shown now, and the ids drawn since the last delta."""
+class ChoiceDelta:
+    """What one token brought to one answer."""
 
-    text: str
+    index: int
+    parts: tuple[Part, ...]
     token_ids: tuple[int, ...]
+    logprobs: tuple[ContentLogprob, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The last word of one answer."""
+
+    index: int
+    finish_reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChatEnd:
-    """The last word of a chat."""
+    """The last word of all."""
 
-    finish_reason: str
     usage: Usage
     timings: tuple[HopTiming, ...]
 
 
+ChatEvent = ChoiceDelta | ChoiceEnd | ChatEnd
+
+
 @dataclass(slots=True)
 class Chat:
-    """An accepted chat: its route is open and its prompt fits."""
+    """An accepted request: its prompts fit, and the route is open for its first answer."""
 
-    session: HopSession
-    engine: Engine
-    prompt: Sequence[int]
-    token_limit: int
-    """Most tokens to draw."""
-    stop: Sequence[str]
-    ignore_eos: bool
+    hops: HopService
+    plan: RoutePlan
+    request: HeadRequest
+    work: Work
+    sessions: AsyncExitStack
+    """Closes the session that is open; whoever opened the chat closes this."""
+    first: HopSession | None = None
+    context_tokens: int = 0
+    """The smallest context of all hops."""
+    cached_tokens: int = 0
+    """Of the prompt of the first answer, those that every hop still held."""
     _drawn: int = 0
     _timings: tuple[HopTiming, ...] = field(default=())
 
-    async def stream(self) -> AsyncIterator[TextDelta | ChatEnd]:
-        """Deltas, then exactly one ``ChatEnd``. Raises NodeError, LinkError or RemoteHopError."""
-        text = TextStream(self.stop)
-        if self.token_limit == 0:
-            yield self._end("length")
-            return
-        token_id = await self._prefill()
+    async def stream(self) -> AsyncGenerator[ChatEvent, None]:
+        """Each answer's deltas and end, then exactly one ``ChatEnd``. Raises NodeError, LinkError or RemoteHopError."""
+        for index in range(len(self.work.prompts) * self.request.n):
+            session = self.first
+            if index or session is None:
+                await self.sessions.aclose()
+                session = await self._wait_session(index)
+            async with aclosing(self._answer(index, session)) as events:
+                async for event in events:
+                    yield event
+        yield self._end()
+
+    async def _answer(self, index: int, session: HopSession) -> AsyncGenerator[ChoiceDelta | ChoiceEnd, None]:
+        choice = self._choice(index, session)
+        if index == 0:
+            self.cached_tokens = choice.cached_tokens
+        parser = self.work.reading.new_parser() if self.work.reading else None
+        async with self._remembering(choice), aclosing(choice.stream()) as tokens:
+            async for token in tokens:
+                self._note(choice)
+                parts = _parts_of(parser, token.text, is_last=token.finish_reason is not None)
+                ids = () if token.token_id is None else (token.token_id,)
+                self._drawn += len(ids)
+                yield ChoiceDelta(index, tuple(parts), ids, token.logprobs)
+                if token.finish_reason is not None:
+                    calls_tools = parser is not None and parser.call_count and token.finish_reason == "stop"
+                    yield ChoiceEnd(index, "tool_calls" if calls_tools else token.finish_reason)
+
+    async def open_session(self, index: int) -> HopSession:
+        """Raises NodeError, LinkError or RemoteHopError."""
+        return await self.sessions.enter_async_context(self.hops.open_hop_session(self._opening(index)))
+
+    async def _wait_session(self, index: int) -> HopSession:
+        give_up_at = asyncio.get_running_loop().time() + NEXT_SLOT_WAIT_S_MAX
         while True:
-            self._drawn += 1
-            if self.engine.vocabulary.is_end(token_id) and not self.ignore_eos:
-                yield TextDelta(text.finish(), (token_id,))
-                yield self._end("stop")
-                return
-            shown = text.push(self.engine.vocabulary.piece(token_id))
-            if text.has_stopped or self._drawn == self.token_limit:
-                yield TextDelta(shown + text.finish(), (token_id,))
-                yield self._end("stop" if text.has_stopped else "length")
-                return
-            yield TextDelta(shown, (token_id,))
-            token_id = await self._draw(token_id)
+            try:
+                return await self.open_session(index)
+            except NodeError as error:
+                if error.code != NoFreeSlotError.code or asyncio.get_running_loop().time() > give_up_at:
+                    raise
+            await asyncio.sleep(NEXT_SLOT_LOOK_PERIOD_S)
 
-    async def _prefill(self) -> int:
-        """Send the prompt down the route in chunks, a few ahead of the replies; the last one draws a token."""
-        size = self.engine.options.chunk_tokens
-        starts = range(0, len(self.prompt), size)
-        window = asyncio.Semaphore(STEPS_IN_FLIGHT_MAX)
+    def _choice(self, index: int, session: HopSession) -> Choice:
+        return Choice(
+            session=session,
+            engine=self.hops.engine,
+            prompt=self._prompt(index),
+            token_limit=self._limit(index),
+            stop=tuple(self.request.stop),
+            ignore_eos=self.request.ignore_eos,
+            markers=self.work.reading.markers if self.work.reading else {},
+        )
+
+    @asynccontextmanager
+    async def _remembering(self, choice: Choice) -> AsyncIterator[None]:
+        """Let every hop keep what it has computed, in case the next chat goes on from there."""
         try:
-            async with asyncio.TaskGroup() as tasks:
-                chunks = [
-                    tasks.create_task(self._prefill_chunk(window, start, is_last=start == starts[-1]))
-                    for start in starts
-                ]
-        except ExceptionGroup as group:
-            # When one chunk fails its session fails, and the others only repeat it.
-            raise group.exceptions[0] from None
-        token_id = chunks[-1].result()
-        assert token_id is not None
-        return token_id
+            yield
+        finally:
+            if self.request.cache_prompt:
+                choice.session.remember = prefix_chain(choice.rows)
 
-    async def _prefill_chunk(self, window: asyncio.Semaphore, start: int, *, is_last: bool) -> int | None:
-        tokens = self.prompt[start : start + self.engine.options.chunk_tokens]
-        async with window:
-            return await self._run(tokens, start, wants_token=is_last)
+    def _opening(self, index: int) -> OpenSession:
+        prompt = self._prompt(index)
+        # The draws of a prompt's first answer are those it would have alone.
+        choice = index % self.request.n
+        size = self.hops.engine.vocabulary.size
+        plan = self.plan
+        if index:
+            plan = msgspec.structs.replace(plan, session_id=SessionId(f"{plan.session_id}-{index}"))
+        sampling = sampling_of(
+            self.request, grammar=self.work.grammar, prompt=prompt, choice=choice, vocabulary_size=size
+        )
+        prefix = prefix_chain(prompt) if self.request.cache_prompt else ()
+        return OpenSession(plan=plan, hop_index=0, sampling=sampling, prefix=prefix)
 
-    async def _draw(self, token_id: int) -> int:
-        drawn = await self._run((token_id,), len(self.prompt) + self._drawn - 1, wants_token=True)
-        assert drawn is not None
-        return drawn
+    def _prompt(self, index: int) -> Sequence[int]:
+        return self.work.prompts[index // self.request.n]
 
-    async def _run(self, tokens: Sequence[int], position: int, *, wants_token: bool) -> int | None:
-        step = StepInput(position=position, tokens=tokens, hidden=None, wants_token=wants_token)
-        reply: HopReply = await self.session.run_step(step, len(tokens))
-        self._timings = add_timings(self._timings, reply.timings)
-        return reply.token_id
+    def _limit(self, index: int) -> int:
+        room = self.context_tokens - len(self._prompt(index))
+        return room if self.request.max_tokens is None else min(self.request.max_tokens, room)
 
-    def _end(self, finish_reason: str) -> ChatEnd:
-        prompt, drawn = len(self.prompt), self._drawn
-        usage = Usage(prompt_tokens=prompt, completion_tokens=drawn, total_tokens=prompt + drawn)
-        return ChatEnd(finish_reason, usage, self._timings)
+    def _note(self, choice: Choice) -> None:
+        for reply in choice.replies:
+            self._timings = add_timings(self._timings, reply.timings)
+        choice.replies.clear()
+
+    def _end(self) -> ChatEnd:
+        prompt = sum(len(prompt) for prompt in self.work.prompts)
+        usage = Usage(
+            prompt_tokens=prompt,
+            completion_tokens=self._drawn,
+            total_tokens=prompt + self._drawn,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
+        )
+        return ChatEnd(usage, self._timings)
 
 
 class ChatService:
@@ -129,19 +196,21 @@ class ChatService:
     async def open_chat(self, request: HeadRequest) -> AsyncIterator[Chat]:
         """An accepted chat, open on every hop of its route until the context ends.
 
-        Raises ContextOverflowError, TemplateError, PlanError, NoFreeSlotError and what a hop may raise.
+        Raises RequestError, PlanError, NoFreeSlotError and what a hop may raise.
         """
         engine = self._hops.engine
         plan = request.meshnet or self._own_plan()
         # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
-        prompt = await asyncio.to_thread(encode_prompt, engine.vocabulary, request, engine.options.context_tokens)
-        opening = OpenSession(plan=plan, hop_index=0, sampling=sampling_of(request))
-        async with self._hops.open_hop_session(opening) as session:
-            room = session.context_tokens - len(prompt)
-            if room < 1:
-                raise ContextOverflowError(len(prompt), session.context_tokens)
-            limit = room if request.max_tokens is None else min(request.max_tokens, room)
-            yield Chat(session, engine, prompt, limit, tuple(request.stop), request.ignore_eos)
+        work = await asyncio.to_thread(
+            understand, engine.vocabulary, request, context_tokens=engine.options.context_tokens
+        )
+        async with AsyncExitStack() as sessions:
+            chat = Chat(self._hops, plan, request, work, sessions)
+            chat.first = await chat.open_session(0)
+            # Known only now: the smallest context of all hops.
+            check_context(work.prompts, chat.first.context_tokens)
+            chat.context_tokens = chat.first.context_tokens
+            yield chat
 
     def _own_plan(self) -> RoutePlan:
         """A route of this node alone, for whoever talks to it directly."""
@@ -150,32 +219,6 @@ class ChatService:
             raise PlanError(f"this node holds layers {engine.shard} only; send the chat to the tracker")
         alone = PlannedHop(node_id=self._hops.node_id, url="", start_layer=0, end_layer=engine.shard.last)
         return RoutePlan(session_id=new_session_id(), model_key=engine.card.model_key, hops=(alone,))
-
-
-def encode_prompt(vocabulary: Vocabulary, request: HeadRequest, context_tokens: int) -> list[int]:
-    """Token ids of the messages under the model's own template.
-
-    Raises TemplateError, and ContextOverflowError if they do not leave room for one token.
-    """
-    prompt = vocabulary.render_chat(request.messages)
-    # Told by its size before it is tokenized: a prompt of megabytes fits no context.
-    tokens_min = len(prompt.text) // TOKEN_CHARS_MAX
-    if tokens_min >= context_tokens:
-        raise ContextOverflowError(tokens_min, context_tokens)
-    tokens = vocabulary.tokenize(prompt.text, add_special=prompt.add_special, parse_special=True)
-    if len(tokens) >= context_tokens:
-        raise ContextOverflowError(len(tokens), context_tokens)
-    return tokens
-
-
-def sampling_of(request: HeadRequest) -> Sampling:
-    return Sampling(
-        temperature=request.temperature,
-        top_p=request.top_p,
-        top_k=request.top_k,
-        min_p=request.min_p,
-        seed=request.seed or 0,
-    )
 
 
 def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[HopTiming, ...]:
@@ -196,3 +239,10 @@ def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[
 
 def new_session_id() -> SessionId:
     return SessionId(uuid.uuid4().hex)
+
+
+def _parts_of(parser: AnswerParser | None, text: str, *, is_last: bool) -> list[Part]:
+    if parser is None:
+        return [Content(text)] if text else []
+    parts = parser.push(text)
+    return [*parts, *parser.finish()] if is_last else parts

@@ -54,6 +54,8 @@ class DownstreamSession:
         self._heard_at = monotonic()
         self._waiting: dict[int, asyncio.Future[StepReply | SessionOpened]] = {}
         self._failure: LinkError | RemoteHopError | None = None
+        self.held_tokens = 0
+        """Of the prompt, held by the next hop and all after it; known once the session is open."""
 
     async def wait_opened(self, request: OpenSession) -> SessionOpened:
         """Open the session on every hop from the next on. Raises RemoteHopError or LinkError."""
@@ -75,17 +77,18 @@ class DownstreamSession:
         assert isinstance(answer, StepReply)
         return answer
 
-    async def close(self) -> None:
+    async def close(self, *, remember: tuple[bytes, ...] = ()) -> None:
         """Forget the session here and tell the next hop; never raises for a broken link."""
         self._link.forget(self.session_id)
         self.fail(LinkError(self._link.node_id, "the session was closed"))
         with suppress(LinkError):  # the other end frees its sessions when the link breaks
-            await self._link.send(CloseSession(session_id=self.session_id))
+            await self._link.send(CloseSession(session_id=self.session_id, remember=remember))
 
     def accept(self, header: FrameHeader) -> None:
         """A frame of this session arrived from the next hop."""
         match header:
             case SessionOpened():
+                self.held_tokens = header.held_tokens
                 self._resolve(_OPENED, header)
             case StepReply():
                 self._resolve(header.position, header)

@@ -92,7 +92,7 @@ class _InboundLink:
             case Step():
                 self._accept_step(header, payload)
             case CloseSession():
-                self._end(header.session_id)
+                self._end(header.session_id, remember=header.remember)
             case SessionOpened() | StepReply() | SessionFailed():
                 raise RemoteProtocolError(f"{type(header).__name__} travels upstream only")
             case _:
@@ -109,8 +109,10 @@ class _InboundLink:
         owner = self._tasks.create_task(self._own(request), name=f"session {session_id}")
         self._sessions[session_id] = _Inbound(owner)
 
-    def _end(self, session_id: SessionId) -> None:
+    def _end(self, session_id: SessionId, *, remember: tuple[bytes, ...] = ()) -> None:
         if (inbound := self._sessions.pop(session_id, None)) is not None:
+            if inbound.session is not None:
+                inbound.session.remember = remember
             inbound.owner.cancel()
 
     def _accept_step(self, step: Step, payload: memoryview) -> None:
@@ -130,7 +132,11 @@ class _InboundLink:
                 if (inbound := self._sessions.get(session_id)) is None:
                     return
                 inbound.session = session
-                await self._send(SessionOpened(session_id=session_id, context_tokens=session.context_tokens))
+                await self._send(
+                    SessionOpened(
+                        session_id=session_id, context_tokens=session.context_tokens, held_tokens=session.held_tokens
+                    )
+                )
                 await asyncio.Event().wait()  # until closed: the owner is cancelled
         except Exception as error:
             await self._fail(session_id, error)
@@ -146,7 +152,11 @@ class _InboundLink:
             inbound.steps_in_flight -= 1
         await self._send(
             StepReply(
-                session_id=step.session_id, position=step.position, token_id=reply.token_id, timings=reply.timings
+                session_id=step.session_id,
+                position=step.position,
+                token_id=reply.token_id,
+                logprobs=reply.logprobs,
+                timings=reply.timings,
             )
         )
 

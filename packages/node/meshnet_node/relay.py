@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
 from meshnet_node.errors import PlanError, RemoteHopError
 from meshnet_node.link import DownstreamSession
@@ -23,7 +24,7 @@ from meshnet_node.link_pool import LinkPool
 from meshnet_protocol.frames import OpenSession, Step
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import HopTiming, RoutePlan
+from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
 
 STEPS_IN_FLIGHT_MAX = 8
 """Steps of one session that may wait at one hop: what a head may send ahead of the replies."""
@@ -34,6 +35,7 @@ class HopReply:
     """What came back for one step: the token, if one was asked for, and timings from this hop to the tail."""
 
     token_id: int | None
+    logprobs: TokenLogprobs | None
     timings: tuple[HopTiming, ...]
 
 
@@ -55,6 +57,14 @@ class HopSession:
         self._at_engine = at_engine
         self._downstream = downstream
         self._in_order = asyncio.Lock()
+        self.remember: tuple[bytes, ...] = ()
+        """Set before the end: the chain of the session's rows, for every hop to keep."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Of the prompt, held by this hop and all later ones."""
+        mine = self._at_engine.held_tokens
+        return mine if self._downstream is None else min(mine, self._downstream.held_tokens)
 
     async def run_step(self, step: StepInput, token_count: int) -> HopReply:
         """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
@@ -63,7 +73,8 @@ class HopSession:
             turn_s = perf_counter() - arrived_s
             result = await self._engine.step(self._at_engine, step)
             if self._downstream is None:
-                return HopReply(result.token_id, (self._timing(result, turn_s=turn_s, link_s=0.0),))
+                timing = self._timing(result, turn_s=turn_s, link_s=0.0)
+                return HopReply(result.token_id, result.logprobs, (timing,))
             assert result.hidden is not None
             onward = Step(
                 session_id=self._downstream.session_id,
@@ -78,7 +89,8 @@ class HopSession:
             raise RemoteHopError(reply.timings[-1].node_id if reply.timings else None, "no_token", "no token was drawn")
         elsewhere_s = sum(hop.queue_s + hop.compute_s + hop.link_s for hop in reply.timings)
         link_s = max(0.0, perf_counter() - sent_at - elsewhere_s)
-        return HopReply(reply.token_id, (self._timing(result, turn_s=turn_s, link_s=link_s), *reply.timings))
+        timing = self._timing(result, turn_s=turn_s, link_s=link_s)
+        return HopReply(reply.token_id, reply.logprobs, (timing, *reply.timings))
 
     def _timing(self, result: StepResult, *, turn_s: float, link_s: float) -> HopTiming:
         """``turn_s``: how long the step waited for earlier steps of its own session."""
@@ -94,9 +106,10 @@ class HopSession:
 class HopService:
     """Opens sessions at this node, whoever asks for them."""
 
-    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool) -> None:
+    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool, admission: Admission | None = None) -> None:
         self.node_id = node_id
         self.engine = engine
+        self.admission = admission or Admission(engine)
         self._links = links
 
     @asynccontextmanager
@@ -107,18 +120,24 @@ class HopService:
         """
         layers = self._own_layers(request.plan, request.hop_index)
         is_last = request.hop_index == len(request.plan.hops) - 1
-        at_engine = self.engine.open_session(request.plan.session_id, layers, request.sampling if is_last else None)
+        wanted = SessionRequest(
+            request.plan.session_id, layers, request.sampling if is_last else None, prefix=request.prefix
+        )
+        at_engine = await self.admission.wait_session(wanted)
         downstream: DownstreamSession | None = None
+        session: HopSession | None = None
         context_tokens = self.engine.options.context_tokens
         try:
             if not is_last:
                 downstream, theirs = await self._open_downstream(request)
                 context_tokens = min(context_tokens, theirs)
-            yield HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens)
+            session = HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens)
+            yield session
         finally:
-            self.engine.close_session(at_engine)
+            remember = session.remember if session is not None else ()
+            self.admission.release(at_engine, remember=remember)
             if downstream is not None:
-                await downstream.close()
+                await downstream.close(remember=remember)
 
     async def _open_downstream(self, request: OpenSession) -> tuple[DownstreamSession, int]:
         """The session on all later hops, and the smallest context among them."""
@@ -128,7 +147,12 @@ class HopService:
         downstream = link.add_session(request.plan.session_id, later_hops=later_hops)
         try:
             opened = await downstream.wait_opened(
-                OpenSession(plan=request.plan, hop_index=request.hop_index + 1, sampling=request.sampling)
+                OpenSession(
+                    plan=request.plan,
+                    hop_index=request.hop_index + 1,
+                    sampling=request.sampling,
+                    prefix=request.prefix,
+                )
             )
         except BaseException:
             await downstream.close()

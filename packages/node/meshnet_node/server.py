@@ -1,6 +1,7 @@
 """The node's composition root: engine, links, chats and membership behind one HTTP port.
 
 POST /v1/chat/completions   head duties: a chat whose route starts here
+POST /v1/completions        the same for a text completion: a request with ``prompts``, answered in the same words
 GET  /v1/link               WebSocket: another hop's sessions
 GET  /health                is the shard loaded, what does it hold
 """
@@ -8,9 +9,8 @@ GET  /health                is the shard loaded, what does it hold
 import asyncio
 import signal
 import socket
-import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from uuid import uuid4
 
@@ -19,9 +19,11 @@ import msgspec
 import structlog
 from aiohttp import web
 
+from meshnet_node.admission import Admission
+from meshnet_node.chat_writer import ChatWriter, error_body
 from meshnet_node.engine.api import Engine, EngineOptions
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, SettingsError
-from meshnet_node.head import Chat, ChatEnd, ChatService, TextDelta
+from meshnet_node.errors import NodeError, RequestError, SettingsError
+from meshnet_node.head import ChatService
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
@@ -32,7 +34,7 @@ from meshnet_node.tracker_client import TrackerClient
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadReport, HeadRequest, LayerSpan, Registration
+from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_LOOK_PERIOD_S = 0.05
@@ -59,16 +61,18 @@ class NodeIdentity:
 class NodeApp:
     """The HTTP face of a node."""
 
-    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool) -> None:
+    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool, admission: Admission) -> None:
         self._identity = identity
         self._engine = engine
-        hops = HopService(identity.node_id, engine, links)
+        self._admission = admission
+        hops = HopService(identity.node_id, engine, links, admission)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
     def build(self) -> web.Application:
         app = web.Application(client_max_size=BODY_BYTES_MAX)
         app.router.add_post("/v1/chat/completions", self.serve_chat)
+        app.router.add_post("/v1/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
         app.router.add_get("/health", self.serve_health)
         return app
@@ -83,6 +87,8 @@ class NodeApp:
                 "layers": str(engine.shard),
                 "entry_layers": list(engine.entry_layers),
                 "sessions": engine.queue_depth,
+                "waiting": self._admission.waiting_count,
+                "kv_tokens": engine.kv_tokens,
                 "slots": engine.options.slots,
             }
         )
@@ -93,6 +99,8 @@ class NodeApp:
             body = msgspec.json.decode(await request.read(), type=HeadRequest)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
+        if bool(body.messages) == bool(body.prompts):
+            return error_response(RequestError("a request has either messages or prompts"))
         writer = ChatWriter(model=self._engine.card.name)
         response: web.StreamResponse | None = None
         try:
@@ -100,8 +108,9 @@ class NodeApp:
                 if not body.stream:
                     return web.json_response(body=await writer.collect(chat))
                 response = await start_sse(request)
-                async for event in writer.write(chat):
-                    await response.write(event)
+                async with aclosing(writer.write(chat)) as events:
+                    async for event in events:
+                        await response.write(event)
         except NodeError as error:
             if response is None:
                 return error_response(error)
@@ -110,66 +119,6 @@ class NodeApp:
         await response.write(SSE_DONE)
         await response.write_eof()
         return response
-
-
-class ChatWriter:
-    """Turns a chat's deltas into the chunks of one OpenAI stream; ids and timings ride in ``meshnet``."""
-
-    def __init__(self, model: str) -> None:
-        self._id = f"chatcmpl-{uuid4().hex}"
-        self._created = int(time.time())
-        self._model = model
-
-    async def write(self, chat: Chat) -> AsyncIterator[bytes]:
-        yield self._event(self._chunk(Delta(role="assistant", content="")))
-        async for event in chat.stream():
-            match event:
-                case TextDelta():
-                    report = HeadReport(token_ids=event.token_ids)
-                    yield self._event(self._chunk(Delta(content=event.text), meshnet=report))
-                case ChatEnd():
-                    report = HeadReport(timings=event.timings)
-                    last = self._chunk(Delta(), finish_reason=event.finish_reason, meshnet=report)
-                    yield self._event(msgspec.structs.replace(last, usage=event.usage))
-
-    async def collect(self, chat: Chat) -> bytes:
-        """The whole answer as one ``chat.completion`` object."""
-        parts: list[str] = []
-        end: ChatEnd | None = None
-        async for event in chat.stream():
-            match event:
-                case TextDelta():
-                    parts.append(event.text)
-                case ChatEnd():
-                    end = event
-        assert end is not None
-        message = {"role": "assistant", "content": "".join(parts)}
-        return msgspec.json.encode(
-            {
-                "id": self._id,
-                "object": "chat.completion",
-                "created": self._created,
-                "model": self._model,
-                "choices": [{"index": 0, "message": message, "finish_reason": end.finish_reason}],
-                "usage": end.usage,
-            }
-        )
-
-    def error(self, error: NodeError) -> bytes:
-        return b"data: " + msgspec.json.encode({"error": error_body(error)}) + b"\n\n"
-
-    def _chunk(
-        self,
-        delta: Delta,
-        *,
-        finish_reason: str | None = None,
-        meshnet: HeadReport | msgspec.UnsetType = msgspec.UNSET,
-    ) -> ChatChunk:
-        choice = Choice(index=0, delta=delta, finish_reason=finish_reason)
-        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=[choice], meshnet=meshnet)
-
-    def _event(self, chunk: ChatChunk) -> bytes:
-        return b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
 
 async def start_sse(request: web.Request) -> web.StreamResponse:
@@ -182,24 +131,6 @@ async def start_sse(request: web.Request) -> web.StreamResponse:
     )
     await response.prepare(request)
     return response
-
-
-def error_body(error: NodeError) -> dict[str, str | None]:
-    """An OpenAI error object; ``culprit`` names the hop further down that failed, where one did."""
-    match error:
-        case LinkError():
-            culprit: NodeId | None = error.node_id
-        case RemoteHopError():
-            culprit = error.culprit if error.code == LinkError.code else None
-        case _:
-            culprit = None
-    return {
-        "message": str(error),
-        "type": "meshnet_node_error",
-        "param": None,
-        "code": error.code,
-        "culprit": culprit,
-    }
 
 
 def error_response(error: NodeError) -> web.Response:
@@ -238,6 +169,7 @@ def load_engine(settings: NodeSettings) -> Engine:
         slots=settings.slots,
         context_tokens=settings.context_tokens,
         chunk_tokens=settings.chunk_tokens,
+        exact=settings.exact,
         gpu_layers=settings.gpu_layers,
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
@@ -255,6 +187,7 @@ async def serve_node(
         engine = await asyncio.to_thread(load_engine, settings)
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
+            log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
             port = int(listener.getsockname()[1])
             identity = NodeIdentity(
@@ -289,30 +222,32 @@ async def _serve_shard(
             layer_tokens_per_s=layer_tokens_per_s,
             entry_layers=engine.entry_layers,
             slots=engine.options.slots,
+            exactness=engine.exactness,
         )
 
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks)
-        client = TrackerClient(http, settings.tracker, engine, registration)
-        async with serving(NodeApp(identity, engine, links).build(), listener):
+        admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
+        client = TrackerClient(http, settings.tracker, engine, admission, registration)
+        async with serving(NodeApp(identity, engine, links, admission).build(), listener):
             log.info("serving", node_id=identity.node_id, url=identity.url)
             membership = tasks.create_task(client.run(), name="membership")
             await stop.wait()
-            await _drain(client, engine, settings.drain_timeout_s)
+            await _drain(client, admission, settings.drain_timeout_s)
             membership.cancel()
             await client.leave()
         await links.close()
 
 
-async def _drain(client: TrackerClient, engine: Engine, timeout_s: float) -> None:
+async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:
     """Take nothing new, let running chats end, at most ``timeout_s`` long."""
     client.start_draining()
-    log.info("draining", sessions=engine.queue_depth)
+    log.info("draining", sessions=admission.queue_depth)
     with suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while engine.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
+            while admission.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 

@@ -12,6 +12,7 @@ from meshnet_protocol.frames import STEP_ROWS_MAX
 from meshnet_protocol.ids import INSTANCE_PATTERN
 from meshnet_protocol.layers import LayerRange
 
+EXACT_MODES = ("auto", "on", "off")
 WILDCARD_HOSTS = frozenset({"0.0.0.0", "::", ""})  # noqa: S104 - compared with, not bound to
 
 
@@ -35,6 +36,10 @@ class NodeSettings:
     slots: int = 4
     context_tokens: int = 4096
     chunk_tokens: int = 128
+    queue: int = 8
+    """Chats that may wait for a slot."""
+    queue_timeout_s: float = 2.0
+    exact: str = "auto"
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
     drain_timeout_s: float = 30.0
@@ -48,6 +53,10 @@ class NodeSettings:
         _check_at_least("--context-tokens", self.context_tokens, 64)
         if not 1 <= self.chunk_tokens <= STEP_ROWS_MAX:
             raise SettingsError(f"--chunk-tokens {self.chunk_tokens}: use 1 to {STEP_ROWS_MAX}")
+        _check_at_least("--queue", self.queue, 0)
+        _check_at_least("--queue-timeout", self.queue_timeout_s, 0)
+        if self.exact not in EXACT_MODES:
+            raise SettingsError(f"--exact {self.exact}: use one of {', '.join(EXACT_MODES)}")
         _check_at_least("--layer-delay-ms", self.layer_delay_ms, 0)
         _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
         if not 0 <= self.port <= 65535:

@@ -21,6 +21,11 @@ class TextStream:
         self._held = ""
         self.has_stopped = False
 
+    @property
+    def held_chars(self) -> int:
+        """Characters that are whole but held back."""
+        return len(self._held)
+
     def push(self, piece: bytes) -> str:
         """Text that became safe with this piece; empty while it is held back."""
         return self._release(self._decoder.decode(piece))
@@ -42,13 +47,13 @@ class TextStream:
             self.has_stopped = True
             safe, self._held = self._held[: min(begins)], ""
             return safe
-        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        keep = max((overlap(self._held, stop) for stop in self._stops), default=0)
         safe_chars = len(self._held) - keep
         safe, self._held = self._held[:safe_chars], self._held[safe_chars:]
         return safe
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Length of the longest end of ``text`` that is a beginning of ``stop``."""
     for size in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:size]):

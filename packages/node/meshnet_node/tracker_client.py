@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import structlog
 
+from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
 from meshnet_node.errors import NodeError, RegistrationRefusedError
 from meshnet_protocol.ids import NodeId
@@ -38,11 +39,17 @@ class TrackerClient:
     """Keeps one node known to one tracker."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, url: str, engine: Engine, registration: Callable[[], Registration]
+        self,
+        http: aiohttp.ClientSession,
+        url: str,
+        engine: Engine,
+        admission: Admission,
+        registration: Callable[[], Registration],
     ) -> None:
         self._http = http
         self._url = url.rstrip("/")
         self._engine = engine
+        self._admission = admission
         self._registration = registration
         self._is_draining = False
         self._changed = asyncio.Event()
@@ -106,7 +113,10 @@ class TrackerClient:
         beat = Heartbeat(
             node_id=node_id,
             incarnation=self._registration().incarnation,
-            queue_depth=self._engine.queue_depth,
+            queue_depth=self._admission.queue_depth,
+            active_slots=self._engine.queue_depth,
+            kv_tokens=self._engine.kv_tokens,
+            kv_tokens_max=self._engine.options.slots * self._engine.options.context_tokens,
             entry_layers=self._engine.entry_layers,
             is_draining=self._is_draining,
         )

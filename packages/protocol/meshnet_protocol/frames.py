@@ -20,9 +20,10 @@ import msgspec
 
 from meshnet_protocol.errors import LocalProtocolError, RemoteProtocolError
 from meshnet_protocol.ids import NodeId, SessionId
-from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling
+from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling, TokenLogprobs
 
-HEADER_BYTES_MAX = 64 * 1024
+HEADER_BYTES_MAX = 1024 * 1024
+"""Room for an opening with a grammar and the tokens that penalties look at."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 HIDDEN_ITEM_BYTES = 4
 STEP_ROWS_MAX = 512
@@ -36,12 +37,16 @@ class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
     hop_index: int
     """Whose turn it is in ``plan.hops``: the receiver's."""
     sampling: Sampling
+    prefix: tuple[bytes, ...] = ()
+    """The prompt as a chain of block hashes (``prefix.py``): what a hop may still hold of an ended session."""
 
 
 class SessionOpened(msgspec.Struct, frozen=True, tag="opened", kw_only=True):
     session_id: SessionId
     context_tokens: int
     """The smallest context of this hop and all later ones: what prompt and answer must fit."""
+    held_tokens: int = 0
+    """Of the prompt, held by this hop and all later ones: the first step may start there, or anywhere before."""
 
 
 class Step(msgspec.Struct, frozen=True, tag="step", kw_only=True):
@@ -56,6 +61,8 @@ class StepReply(msgspec.Struct, frozen=True, tag="reply", kw_only=True):
     session_id: SessionId
     position: int
     token_id: int | None
+    logprobs: TokenLogprobs | None = None
+    """Of the token, if the session asked for them."""
     timings: tuple[HopTiming, ...]
     """From the answering hop to the tail, in route order."""
 
@@ -69,6 +76,8 @@ class SessionFailed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
 
 class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     session_id: SessionId
+    remember: tuple[bytes, ...] = ()
+    """The rows of the session as a chain of block hashes: a slot may keep them until somebody needs it."""
 
 
 FrameHeader = OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession

@@ -12,6 +12,8 @@ from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, Walle
 from meshnet_protocol.layers import LayerRange
 
 PROTOCOL_VERSION = 1
+PENALTY_TOKENS_DEFAULT = 64
+PENALTY_TOKENS_MAX = 65536
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +49,19 @@ class ModelCard(Message, frozen=True, kw_only=True):
         return make_model_key(name=self.name, fingerprint=self.fingerprint)
 
 
+class Exactness(Message, frozen=True, kw_only=True):
+    """Whether a node computes the same bits however rows are grouped, and with whom it shares those bits."""
+
+    mode: str = "auto"
+    """What its owner asked for: ``auto``, ``on`` or ``off``."""
+    is_exact: bool | None = None
+    """From the node's self-test at start; None: not tested."""
+    class_id: str = ""
+    """Equal on two nodes: they compute equal bits from equal rows, if both are exact."""
+    description: str = ""
+    """What the class is made of: build, instruction set, cache type."""
+
+
 class Registration(Message, frozen=True, kw_only=True):
     """A node's account of itself, sent at start and whenever the tracker has forgotten it."""
 
@@ -63,6 +78,7 @@ class Registration(Message, frozen=True, kw_only=True):
     entry_layers: tuple[int, ...]
     """Layers at which a route may enter the shard now; always has the shard's first."""
     slots: int
+    exactness: Exactness = Exactness()
     protocol_version: int = PROTOCOL_VERSION
 
     @property
@@ -85,6 +101,11 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     """Requests accepted by the node and not finished, those being computed included."""
     entry_layers: tuple[int, ...]
     is_draining: bool = False
+    active_slots: int = 0
+    """Slots with an open session; the rest of ``queue_depth`` waits for one."""
+    kv_tokens: int = 0
+    """Positions held in the slots: of open sessions, and remembered of ended ones."""
+    kv_tokens_max: int = 0
 
 
 class HeartbeatReply(Message, frozen=True, kw_only=True):
@@ -123,7 +144,10 @@ class RoutePlan(Message, frozen=True, kw_only=True):
 
 
 class Sampling(Message, frozen=True, kw_only=True):
-    """How the tail draws tokens. The draw at position p depends on ``seed`` and p only."""
+    """How the tail draws tokens, and all it must know of what came before to go on from there.
+
+    The dice at position p are a function of ``seed``, ``choice`` and p only.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -131,25 +155,80 @@ class Sampling(Message, frozen=True, kw_only=True):
     """0: all tokens."""
     min_p: float = 0.0
     seed: int = 0
+    choice: int = 0
+    """Which of a request's answers this is: each has dice of its own."""
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    penalty_tokens: int = PENALTY_TOKENS_DEFAULT
+    """How many of the latest tokens, those of the prompt included, the three penalties look at."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Token ids and what is added to their logits."""
+    top_logprobs: int | None = None
+    """How many of the likeliest tokens to report beside the drawn one's probability; None: report nothing."""
+    grammar: str = ""
+    """GBNF; empty: anything goes."""
+    prompt_tail: tuple[int, ...] = ()
+    """The prompt's last tokens, as many as the penalties look at; empty if there are none."""
+    drawn: tuple[int, ...] = ()
+    """Tokens of this answer that were drawn before the session began, where it resumes another's."""
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.presence_penalty, self.frequency_penalty, self.repeat_penalty) != (0.0, 0.0, 1.0)
+
+
+class TokenLogprobs(Message, frozen=True, kw_only=True):
+    """Natural logarithms of the model's own probabilities: before temperature, penalties and grammar."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """Token ids and theirs, the likeliest first."""
+
+
+class Tool(Message, frozen=True, kw_only=True):
+    """A function the model may call; ``parameters`` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
 
 
 class HeadRequest(Message, frozen=True, kw_only=True):
-    """Body of ``POST /v1/chat/completions`` at a head: an OpenAI chat request, already normalised.
+    """Body of a chat or a text completion at a head: an OpenAI request, already normalised.
 
-    ``messages`` hold role and text content. Without ``meshnet`` the head plans a route of itself alone.
+    ``messages`` (role, text content, and for tools: tool_calls, tool_call_id) make a chat. A text completion has
+    ``prompts`` instead, each a text or token ids. Without ``meshnet`` the head plans a route of itself alone.
     """
 
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]] = []
+    prompts: list[str | list[int]] = []
     model: str = ""
     stream: bool = True
+    n: int = 1
+    """Answers per prompt."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repeat_penalty: float = 1.0
+    penalty_tokens: int = PENALTY_TOKENS_DEFAULT
+    logit_bias: dict[int, float] = {}
+    top_logprobs: int | None = None
     seed: int | None = None
     max_tokens: int | None = None
     stop: list[str] = []
     ignore_eos: bool = False
+    cache_prompt: bool = True
+    """False: compute the whole prompt, whatever the hops still hold of it."""
+    grammar: str = ""
+    response_schema: dict[str, Any] | None = None
+    """The JSON schema the answer must follow."""
+    tools: list[Tool] = []
+    tool_choice: str = "auto"
+    """``auto``, ``required``, or the name of the one tool that must be called."""
     meshnet: RoutePlan | None = None
 
 
@@ -174,25 +253,71 @@ class HeadReport(Message, frozen=True, kw_only=True):
     """On the last chunk only: each hop, in route order."""
 
 
+class PromptTokensDetails(Message, frozen=True, kw_only=True):
+    cached_tokens: int = 0
+    """Of the prompt's tokens, those that every hop still held and none computed again."""
+
+
 class Usage(Message, frozen=True, kw_only=True):
+    """The prompt counts once, however many answers it gets, and in full, whatever was cached."""
+
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
+
+
+class FunctionDelta(Message, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+    """JSON, as a text."""
+
+
+class ToolCallDelta(Message, frozen=True, kw_only=True):
+    """A tool call; always whole, because only then is it known to be one."""
+
+    index: int
+    id: str
+    function: FunctionDelta
+    type: str = "function"
 
 
 class Delta(Message, frozen=True, kw_only=True, omit_defaults=True):
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.content or self.reasoning_content or self.tool_calls)
+
+
+class TopLogprob(Message, frozen=True, kw_only=True):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
+    """A drawn token of the answer. A token may be a part of a character: then only ``bytes`` tells all of it."""
+
+    top_logprobs: list[TopLogprob] = []
+
+
+class ChoiceLogprobs(Message, frozen=True, kw_only=True):
+    content: list[ContentLogprob]
 
 
 class Choice(Message, frozen=True, kw_only=True):
     index: int
     delta: Delta
+    logprobs: ChoiceLogprobs | None = None
     finish_reason: str | None = None
 
 
 class ChatChunk(Message, frozen=True, kw_only=True):
-    """One ``data:`` event of a chat stream, as a head writes it and, without ``meshnet``, as a client reads it."""
+    """One ``data:`` event of a stream: as a head writes it, and, without ``meshnet``, as a chat's client reads it."""
 
     id: str
     created: int

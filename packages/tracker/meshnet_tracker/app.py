@@ -2,17 +2,18 @@
 
 OpenAI endpoints        any web page may call them: preflights are answered, no credentials
 everything else         only pages of the tracker's own origin, so that a page elsewhere cannot drive an
-                        open tracker on somebody's loopback address
+                        open tracker on somebody's loopback address; and what arrives there must name it as
+                        such, for a page's own name can be made to point to it (DNS rebinding)
 """
 
+import ipaddress
 import re
 import uuid
 from urllib.parse import urlsplit
 
-from meshnet_tracker.asgi import Asgi, Message, Receive, Scope, Send, send_error
-from meshnet_tracker.openai_errors import foreign_origin, wrong_method
+from meshnet_tracker.asgi import CHAT_PATH, COMPLETION_PATH, Asgi, Message, Receive, Scope, Send, send_error
+from meshnet_tracker.openai_errors import foreign_host, foreign_origin, wrong_method
 
-CHAT_PATH = "/v1/chat/completions"
 CORS_MAX_AGE_S = 86400
 
 _OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health")
@@ -47,10 +48,12 @@ class TrackerApp:
         elif not is_openai and not _is_own_origin(headers):
             origin = headers[b"origin"].decode("latin-1")
             await send_error(send_with_id, foreign_origin(origin))
-        elif scope["path"] != CHAT_PATH:
+        elif not is_openai and not _is_own_host(scope, headers):
+            await send_error(send_with_id, foreign_host(headers.get(b"host", b"").decode("latin-1")))
+        elif scope["path"] not in (CHAT_PATH, COMPLETION_PATH):
             await self._rest(scope, receive, send_with_id)
         elif scope["method"] != "POST":
-            await send_error(send_with_id, wrong_method(scope["method"], CHAT_PATH, allowed="POST"))
+            await send_error(send_with_id, wrong_method(scope["method"], scope["path"], allowed="POST"))
         else:
             await self._chat(scope, receive, send_with_id)
 
@@ -78,3 +81,19 @@ async def _answer_preflight(headers: dict[bytes, bytes], send: Send) -> None:
 def _is_own_origin(headers: dict[bytes, bytes]) -> bool:
     origin = headers.get(b"origin")
     return origin is None or urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") == headers.get(b"host")
+
+
+def _is_own_host(scope: Scope, headers: dict[bytes, bytes]) -> bool:
+    """Over loopback only this machine's own names may be used; elsewhere names are the owner's to give."""
+    server = scope.get("server")
+    if server is None or not _is_loopback(str(server[0])):
+        return True
+    host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+    return host == "localhost" or host.endswith(".localhost") or _is_loopback(host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

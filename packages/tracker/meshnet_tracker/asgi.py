@@ -1,4 +1,4 @@
-"""The few ASGI words that the chat endpoint and the app around it share."""
+"""The few ASGI words that the endpoints of chats and the app around it share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -14,6 +14,8 @@ Send = Callable[[Message], Awaitable[None]]
 Headers = Iterable[tuple[bytes, bytes]]
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+CHAT_PATH = "/v1/chat/completions"
+COMPLETION_PATH = "/v1/completions"
 CLIENT_WRITE_S_MAX = 30.0
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 

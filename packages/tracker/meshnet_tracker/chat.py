@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from meshnet_protocol.messages import HopTiming, Usage
+from meshnet_protocol.messages import Choice, Delta, HopTiming, Usage
 from meshnet_tracker.errors import ClientError, ClientGoneError, EmptyAnswerError, OverloadedError
 from meshnet_tracker.fleet import ServedModel
 from meshnet_tracker.head_events import HeadEvent
-from meshnet_tracker.openai_schema import ChatCall
+from meshnet_tracker.openai_schema import ChatCall, Dialect
 from meshnet_tracker.router import RouteDecision
 
 CLIENT_WAIT_S_MAX = 0.25
@@ -34,6 +34,7 @@ class Chat:
 
     request_id: str
     received_at: float
+    dialect: Dialect = Dialect.CHAT
     call: ChatCall | None = None
     model: ServedModel | None = None
     decision: RouteDecision | None = None
@@ -46,6 +47,8 @@ class Chat:
     client_wait_s: float = 0.0
     """How long the head's stream stood still because the client did not take more."""
     finish_reason: str | None = None
+    """Of the latest answer that ended."""
+    finished_choices: int = 0
     drawn_tokens: int = 0
     reported_usage: Usage | None = None
     timings: tuple[HopTiming, ...] = ()
@@ -62,25 +65,36 @@ class Chat:
         self.attempts += 1
         self.dispatched_at = now
         self.first_text_at = self.last_byte_at = self.finish_reason = self.reported_usage = None
-        self.drawn_tokens = 0
+        self.drawn_tokens = self.finished_choices = 0
         self.client_wait_s = 0.0
         self.timings = ()
 
-    def take(self, event: HeadEvent, now: float) -> str:
-        """Note what the head reports, and give back the text it adds to the answer."""
+    def take(self, event: HeadEvent, now: float) -> list[Choice]:
+        """Note what the head reports, and give back what it adds to the answers."""
         if event.usage is not None:
             self.reported_usage = event.usage
         if event.meshnet is not None:
             self.drawn_tokens += len(event.meshnet.token_ids)
             self.timings = event.meshnet.timings or self.timings
-        text = ""
+        added = []
         for choice in event.choices:
-            text += choice.delta.content or ""
-            if choice.finish_reason is not None:
-                self.finish_reason = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"
-        if text and self.first_text_at is None:
+            reason = choice.finish_reason
+            if reason is not None and reason not in FINISH_REASONS:
+                reason = "stop"
+            if reason is not None:
+                self.finish_reason = reason
+                self.finished_choices += 1
+            if reason is not None or choice.logprobs is not None or not choice.delta.is_empty:
+                delta = _without_role(choice.delta)
+                added.append(msgspec.structs.replace(choice, delta=delta, finish_reason=reason))
+        if self.first_text_at is None and any(not choice.delta.is_empty for choice in added):
             self.first_text_at = now
-        return text
+        return added
+
+    @property
+    def is_answered(self) -> bool:
+        """Every answer that was asked for has come to its end."""
+        return self.finished_choices == self.understood[0].choice_count
 
     @property
     def is_empty(self) -> bool:
@@ -112,8 +126,8 @@ class Chat:
 
     @property
     def tells_of_its_route(self) -> bool:
-        """A complete answer whose speed was the route's own, and not that of a client which reads slowly."""
-        if self.outcome is not Outcome.COMPLETED or self.run_s is None:
+        """One complete answer whose speed was the route's own, and not that of a client which reads slowly."""
+        if self.outcome is not Outcome.COMPLETED or self.run_s is None or self.understood[0].choice_count > 1:
             return False
         return self.client_wait_s <= max(CLIENT_WAIT_S_MAX, CLIENT_WAIT_SHARE_MAX * self.run_s)
 
@@ -153,6 +167,10 @@ class Chat:
             }
             for hop in self.decision.route.hops
         ]
+
+
+def _without_role(delta: Delta) -> Delta:
+    return delta if delta.role is None else msgspec.structs.replace(delta, role=None)
 
 
 def outcome_of(error: Exception) -> Outcome:

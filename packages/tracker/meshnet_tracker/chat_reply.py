@@ -6,20 +6,21 @@ Both kinds are fed the same words, in this order, by the proxy:
 
 ``restart`` begins an attempt and forgets the one before, which is allowed until the answer
 ``is_committed``: until the client saw a part of it. That is the first piece of text of a stream, and the
-end of a whole answer. ``accept`` when a head took the chat. Ids, times and names are the tracker's
+end of a whole answer. ``accept`` when a head took the chat. A choice's finish reason waits until the next
+choice begins or all is well: behind an error nothing may look finished. Ids, times and names are the tracker's
 own throughout, so that a change of head behind the scenes does not show.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
-from meshnet_protocol.messages import ChatChunk, Choice, Delta, Usage
+from meshnet_protocol.messages import Choice, Delta, Usage
 from meshnet_tracker.asgi import Headers, Send, send_error, send_json
 from meshnet_tracker.openai_errors import HttpError
+from meshnet_tracker.reply_shape import ReplyIdentity, ReplyShape, WholeChoice
 from meshnet_tracker.sse import COMMENT, DONE, write_event
 
 STREAM_HEADERS = (
@@ -29,25 +30,15 @@ STREAM_HEADERS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyIdentity:
-    """What every chunk of one answer repeats. ``created`` is Unix time in seconds."""
-
-    id: str
-    created: int
-    model: str
-    system_fingerprint: str
-
-
 class ChatReply(Protocol):
     """See the module's text for the order of calls. All raise ClientGoneError if nobody reads."""
 
     @property
     def is_committed(self) -> bool: ...
     async def accept(self, headers: Headers) -> None: ...
-    async def write(self, text: str) -> None: ...
+    async def write(self, choice: Choice) -> None: ...
     def restart(self) -> None: ...
-    async def finish(self, finish_reason: str, usage: Usage) -> None: ...
+    async def finish(self, usage: Usage) -> None: ...
     async def fail(self, error: HttpError, headers: Headers) -> None: ...
 
 
@@ -55,13 +46,22 @@ class StreamedReply:
     """Chunks as server-sent events, each flushed at once."""
 
     def __init__(
-        self, send: Send, identity: ReplyIdentity, *, includes_usage: bool, clock: Callable[[], float]
+        self,
+        send: Send,
+        shape: ReplyShape,
+        identity: ReplyIdentity,
+        *,
+        includes_usage: bool,
+        clock: Callable[[], float],
     ) -> None:
         self._send = send
+        self._shape = shape
         self._identity = identity
         self._includes_usage = includes_usage
         self._clock = clock
         self._is_open = False
+        self._index = 0
+        self._finished: Choice | None = None
         self._sent_at = 0.0
         self.is_committed = False
 
@@ -72,18 +72,25 @@ class StreamedReply:
         self._is_open = True
         await self._send({"type": "http.response.start", "status": 200, "headers": [*STREAM_HEADERS, *headers]})
         await self._send_bytes(COMMENT)
-        await self._send_choice(Delta(role="assistant", content=""))
+        await self._begin(0)
 
-    async def write(self, text: str) -> None:
-        self.is_committed = True
-        await self._send_choice(Delta(content=text))
+    async def write(self, choice: Choice) -> None:
+        if choice.index != self._index:
+            await self._end_choice()
+            await self._begin(choice.index)
+        if not choice.delta.is_empty or choice.logprobs is not None:
+            self.is_committed = True
+            await self._send_chunk([msgspec.structs.replace(choice, finish_reason=None)])
+        if choice.finish_reason is not None:
+            self._finished = Choice(index=choice.index, delta=Delta(), finish_reason=choice.finish_reason)
 
     def restart(self) -> None:
         assert not self.is_committed
+        self._finished = None
 
-    async def finish(self, finish_reason: str, usage: Usage) -> None:
+    async def finish(self, usage: Usage) -> None:
         self.is_committed = True
-        await self._send_choice(Delta(), finish_reason)
+        await self._end_choice()
         if self._includes_usage:
             await self._send_chunk([], usage)
         await self._send_bytes(write_event(DONE), is_last=True)
@@ -105,19 +112,19 @@ class StreamedReply:
                 silent_s = 0.0
             await asyncio.sleep(period_s - silent_s)
 
-    async def _send_choice(self, delta: Delta, finish_reason: str | None = None) -> None:
-        await self._send_chunk([Choice(index=0, delta=delta, finish_reason=finish_reason)])
+    async def _begin(self, index: int) -> None:
+        self._index = index
+        if (opening := self._shape.opening(index)) is not None:
+            await self._send_chunk([opening])
+
+    async def _end_choice(self) -> None:
+        if self._finished is not None:
+            self.is_committed = True
+            await self._send_chunk([self._finished])
+            self._finished = None
 
     async def _send_chunk(self, choices: list[Choice], usage: Usage | msgspec.UnsetType = msgspec.UNSET) -> None:
-        chunk = ChatChunk(
-            id=self._identity.id,
-            created=self._identity.created,
-            model=self._identity.model,
-            system_fingerprint=self._identity.system_fingerprint,
-            choices=choices,
-            usage=usage,
-        )
-        await self._send_bytes(write_event(msgspec.json.encode(chunk)))
+        await self._send_bytes(write_event(self._shape.chunk(self._identity, choices, usage)))
 
     async def _send_bytes(self, body: bytes, *, is_last: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": not is_last})
@@ -125,39 +132,31 @@ class StreamedReply:
 
 
 class WholeReply:
-    """One ``chat.completion`` at the end; until then a broken attempt leaves no trace."""
+    """One object at the end; until then a broken attempt leaves no trace."""
 
-    def __init__(self, send: Send, identity: ReplyIdentity | None) -> None:
+    def __init__(self, send: Send, shape: ReplyShape, identity: ReplyIdentity | None) -> None:
         """Without an identity it can only fail: for a request that was never understood."""
         self._send = send
+        self._shape = shape
         self._identity = identity
-        self._texts: list[str] = []
+        self._choices: dict[int, WholeChoice] = {}
         self._headers: Headers = ()
         self.is_committed = False
 
     async def accept(self, headers: Headers) -> None:
         self._headers = headers
 
-    async def write(self, text: str) -> None:
-        self._texts.append(text)
+    async def write(self, choice: Choice) -> None:
+        self._choices.setdefault(choice.index, WholeChoice()).take(choice)
 
     def restart(self) -> None:
-        self._texts.clear()
+        self._choices.clear()
 
-    async def finish(self, finish_reason: str, usage: Usage) -> None:
+    async def finish(self, usage: Usage) -> None:
         assert self._identity is not None
         self.is_committed = True
-        message = {"role": "assistant", "content": "".join(self._texts)}
-        completion = {
-            "id": self._identity.id,
-            "object": "chat.completion",
-            "created": self._identity.created,
-            "model": self._identity.model,
-            "system_fingerprint": self._identity.system_fingerprint,
-            "choices": [{"index": 0, "message": message, "finish_reason": finish_reason, "logprobs": None}],
-            "usage": usage,
-        }
-        await send_json(self._send, 200, msgspec.json.encode(completion), self._headers)
+        body = self._shape.whole(self._identity, self._choices, usage)
+        await send_json(self._send, 200, body, self._headers)
 
     async def fail(self, error: HttpError, headers: Headers) -> None:
         await send_error(self._send, error, headers)

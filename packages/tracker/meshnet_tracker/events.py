@@ -5,7 +5,7 @@ prompt or an answer: events say what ran where, how fast, and how it ended.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
@@ -13,6 +13,8 @@ import structlog
 
 EVENTS_KEPT_MAX = 4096
 EVENTS_PER_READ_MAX = 1000
+
+_NO_DETAILS: Mapping[str, Any] = {}
 
 _log = structlog.get_logger("meshnet.tracker")
 
@@ -24,16 +26,27 @@ class EventLog:
         self._wall_clock = wall_clock
         self._events: deque[dict[str, Any]] = deque(maxlen=count_max)
         self._last_id = 0
+        self._listeners: list[Callable[[dict[str, Any]], None]] = []
+
+    def listen(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """``listener`` is called with every event as it is appended; it must be quick and must not fail."""
+        self._listeners.append(listener)
 
     @property
     def last_id(self) -> int:
         return self._last_id
 
-    def append(self, event: str, **fields: Any) -> int:
-        """Keep the event, show it on the console, and give back its id. Fields must be JSON values."""
+    def append(self, event: str, *, details: Mapping[str, Any] = _NO_DETAILS, **fields: Any) -> int:
+        """Keep the event, show it on the console, and give back its id. Fields must be JSON values.
+
+        ``details`` are fields too long for the console.
+        """
         self._last_id += 1
-        self._events.append({"id": self._last_id, "event": event, "at": self._wall_clock(), **fields})
+        kept = {"id": self._last_id, "event": event, "at": self._wall_clock(), **fields, **details}
+        self._events.append(kept)
         _log.info(event, **fields)
+        for listener in self._listeners:
+            listener(kept)
         return self._last_id
 
     def read(self, *, after: int, limit: int = EVENTS_PER_READ_MAX) -> list[dict[str, Any]]:

@@ -104,6 +104,8 @@ class FleetNode:
     entry_layers: frozenset[int]
     heard_at: float
     queue_depth: int = 0
+    heartbeat: Heartbeat | None = None
+    """The latest: what in it needs no believing, only showing."""
     is_draining: bool = False
     is_suspected: bool = False
     faults: FaultRecord = NO_FAULTS
@@ -297,6 +299,7 @@ class Fleet:
             return []
         node = self._nodes[heartbeat.node_id]
         node.heard_at = now
+        node.heartbeat = heartbeat
         self._take_load(node, heartbeat.queue_depth)
         effects = self._clear_suspicion(node)
         effects += self._take_entry_layers(node, heartbeat.entry_layers)

@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from meshnet_protocol.messages import Heartbeat, HeartbeatReply, Leave, Registration, RegistrationReply
+from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, RegistrationRefusedError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
 from meshnet_tracker.fleet import (
@@ -25,7 +26,10 @@ from meshnet_tracker.fleet import (
     NodeRegistered,
     ServedModel,
 )
+from meshnet_tracker.observer_api import add_observer_endpoints
+from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
+from meshnet_tracker.overview import node_state
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
@@ -42,6 +46,7 @@ class TrackerParts(Protocol):
     stats: RouteStatsStore
     router: Router
     events: EventLog
+    observers: Observers
 
     def handle(self, event: FleetEvent) -> None: ...
 
@@ -54,6 +59,8 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     _add_model_endpoints(app, parts)
     _add_observer_endpoints(app, parts)
     _add_node_endpoints(app, parts)
+    add_observer_endpoints(app, parts)
+    add_pages(app)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
@@ -62,7 +69,8 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/models")
     async def list_models() -> Response:
         names = dict.fromkeys(model.card.name for model in _live_models(parts))
-        return _json({"object": "list", "data": [_model_object(name, created) for name in names]})
+        aliases = [alias for alias, name in parts.settings.model_aliases.items() if name in names]
+        return _json({"object": "list", "data": [_model_object(name, created) for name in (*names, *aliases)]})
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:
@@ -175,17 +183,21 @@ def _model_object(name: str, created: int) -> dict[str, Any]:
 
 
 def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
-    state = "draining" if node.is_draining else "suspected" if node.is_suspected else "ready"
+    beat = node.heartbeat
     return {
         "node_id": node.node_id,
         "model": node.model_key,
         "shard": str(node.shard),
-        "state": state,
+        "state": node_state(node),
         "url": node.registration.url,
         "entry_layers": sorted(node.entry_layers),
         "wanted_entry_layers": fleet.wanted_entry_layers(node.node_id),
         "queue_depth": node.queue_depth,
         "slots": node.registration.slots,
+        "active_slots": beat.active_slots if beat else 0,
+        "kv_tokens": beat.kv_tokens if beat else 0,
+        "kv_tokens_max": beat.kv_tokens_max if beat else 0,
+        "exactness": msgspec.to_builtins(node.registration.exactness),
         "layer_tokens_per_s": node.layer_tokens_per_s,
         "heartbeat_age_s": max(0.0, now - node.heard_at),
     }

@@ -95,6 +95,11 @@ def foreign_origin(origin: str) -> HttpError:
     return HttpError(403, error_object(f"This endpoint does not answer pages of {origin!r}.", kind=_INVALID))
 
 
+def foreign_host(host: str) -> HttpError:
+    message = f"This endpoint does not answer as {host!r} over loopback; call it as localhost or 127.0.0.1."
+    return HttpError(403, error_object(message, kind=_INVALID))
+
+
 def _complete(error: Mapping[str, Any]) -> dict[str, Any]:
     """A head's error object in our words: all four fields, and the type that clients know."""
     return error_object(

@@ -1,47 +1,65 @@
-"""An OpenAI chat request, as clients in the field really write it, into a ``HeadRequest``.
+"""An OpenAI request, as clients in the field really write it, into a ``HeadRequest``.
 
-Lenient in: null means absent, unknown fields are ignored, integers may be written 5.0, ``stop`` and
-``content`` come in all their forms. Strict where a wrong guess would be worse than a refusal: a field
-whose meaning would be lost (``n``, ``tools``, ``logprobs``, ...) is refused unless it asks for nothing.
-The one field of our own, ``route``, must be exactly a list of node ids.
+Lenient in: null means absent, unknown fields are ignored, values come in all their forms. Strict where a
+wrong guess would be worse than a refusal: a field whose meaning would be lost is refused unless it asks for
+nothing. The one field of our own, ``route``, must be exactly a list of node ids.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 from typing import Any
 
-import msgspec
-
 from meshnet_protocol.ids import NodeId
-from meshnet_protocol.messages import HeadRequest
+from meshnet_protocol.messages import PENALTY_TOKENS_DEFAULT, PENALTY_TOKENS_MAX, HeadRequest
 from meshnet_tracker.errors import InvalidRouteError, MalformedRequestError
+from meshnet_tracker.openai_fields import (
+    INTEGER_MAX,
+    TOKENS_MAX,
+    Json,
+    decode_object,
+    flag,
+    integer,
+    logit_bias,
+    number,
+    stop_strings,
+    token_limit,
+    typed,
+)
+from meshnet_tracker.openai_messages import read_messages
+from meshnet_tracker.openai_tools import read_response_format, read_tools
 
-SEED_MIN, SEED_MAX = -(2**63), 2**63 - 1
+SEED_MIN, SEED_MAX = -(2**63), INTEGER_MAX
 # Every JSON reader holds 53 bits exactly, so that a seed can be copied from an event to repeat a chat.
 DRAWN_SEED_BITS = 53
-TOKENS_MAX = 2**31 - 1
 ROUTE_HOPS_MAX = 1000
-ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
+CHOICES_MAX = 128
+TOP_LOGPROBS_MAX = 20
 
-Json = dict[str, Any]
-
-# What each of these fields may say without asking for something that is not there yet.
-_UNSUPPORTED: dict[str, Callable[[Any], bool]] = {
-    "n": lambda value: value == 1,
-    "tools": lambda value: value == [],
-    "tool_choice": lambda value: value in ("none", "auto"),
+# What each of these fields may say without asking for something that is not there.
+_UNSUPPORTED_IN_CHATS: dict[str, Callable[[Any], bool]] = {
     "functions": lambda value: value == [],
     "function_call": lambda value: value in ("none", "auto"),
-    "logprobs": lambda value: value is False,
-    "top_logprobs": lambda value: value == 0,
-    "logit_bias": lambda value: value == {},
-    "response_format": lambda value: value == {"type": "text"},
-    "frequency_penalty": lambda value: value == 0,
-    "presence_penalty": lambda value: value == 0,
-    "repeat_penalty": lambda value: value == 1,
-    "grammar": lambda value: value == "",
 }
+_UNSUPPORTED_IN_COMPLETIONS: dict[str, Callable[[Any], bool]] = {
+    "echo": lambda value: value is False,
+    "suffix": lambda value: value == "",
+}
+_INSTEAD = {
+    "functions": "use 'tools'",
+    "function_call": "use 'tool_choice'",
+    "echo": "put the prompt before the answer yourself",
+    "suffix": "put what follows into the prompt",
+}
+
+
+class Dialect(StrEnum):
+    """In which of OpenAI's two forms a request came, and its answer goes."""
+
+    CHAT = "chat"
+    COMPLETION = "completion"
+
 
 CHARS_PER_TOKEN = 4
 
@@ -55,6 +73,11 @@ class ChatCall:
     includes_usage: bool
     pinned: tuple[NodeId, ...] | None
     head_request: HeadRequest
+    dialect: Dialect = Dialect.CHAT
+
+    @property
+    def choice_count(self) -> int:
+        return self.head_request.n * max(1, len(self.head_request.prompts))
 
     @property
     def prompt_tokens_about(self) -> int:
@@ -63,134 +86,147 @@ class ChatCall:
         return sum(len(content) for content in contents if isinstance(content, str)) // CHARS_PER_TOKEN
 
 
-def parse_chat(body: bytes, *, seed_rng: Random) -> ChatCall:
+def parse_request(body: bytes, dialect: Dialect, *, seed_rng: Random) -> ChatCall:
     """Raises MalformedRequestError or InvalidRouteError. A request without a seed gets one drawn."""
-    fields = _decode_object(body)
-    for name, is_neutral in _UNSUPPORTED.items():
-        if name in fields and not is_neutral(fields[name]):
-            raise MalformedRequestError(f"'{name}' is not supported by this server yet.", param=name)
-    stream_options = _typed(fields, "stream_options", dict, "an object") or {}
-    seed = _integer(fields, "seed", SEED_MIN, SEED_MAX)
-    return ChatCall(
-        model=_typed(fields, "model", str, "a string") or None,
-        is_stream=bool(_typed(fields, "stream", bool, "a boolean")),
-        includes_usage=bool(_typed(stream_options, "include_usage", bool, "a boolean")),
-        pinned=_route(fields),
-        head_request=HeadRequest(
-            messages=_messages(fields),
-            temperature=_number(fields, "temperature", 0, 2, default=1.0),
-            top_p=_number(fields, "top_p", 0, 1, default=1.0),
-            top_k=max(0, _integer(fields, "top_k", -1, TOKENS_MAX) or 0),
-            min_p=_number(fields, "min_p", 0, 1, default=0.0),
-            seed=seed_rng.getrandbits(DRAWN_SEED_BITS) if seed is None else seed,
-            max_tokens=_token_limit(fields),
-            stop=_stop(fields),
-            ignore_eos=bool(_typed(fields, "ignore_eos", bool, "a boolean")),
-        ),
+    parse = parse_chat if dialect is Dialect.CHAT else parse_completion
+    return parse(body, seed_rng=seed_rng)
+
+
+def parse_chat(body: bytes, *, seed_rng: Random) -> ChatCall:
+    """Body of ``POST /v1/chat/completions``. Raises as ``parse_request``."""
+    fields = decode_object(body)
+    _refuse(fields, _UNSUPPORTED_IN_CHATS)
+    tools, tool_choice = read_tools(fields)
+    return _call(
+        fields,
+        seed_rng,
+        Dialect.CHAT,
+        messages=read_messages(fields),
+        top_logprobs=_chat_logprobs(fields),
+        tools=tools,
+        tool_choice=tool_choice,
+        response_schema=read_response_format(fields),
     )
 
 
-def _decode_object(body: bytes) -> Json:
-    """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN."""
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise MalformedRequestError(f"The body is not valid JSON: {error}.") from error
-    if not isinstance(decoded, dict):
-        raise MalformedRequestError("The body must be a JSON object.")
-    return {name: value for name, value in decoded.items() if value is not None}
+def parse_completion(body: bytes, *, seed_rng: Random) -> ChatCall:
+    """Body of ``POST /v1/completions``. Raises as ``parse_request``."""
+    fields = decode_object(body)
+    _refuse(fields, _UNSUPPORTED_IN_COMPLETIONS)
+    best_of = integer(fields, "best_of", 1, CHOICES_MAX)
+    if best_of not in (None, 1, _choice_count(fields)):
+        raise MalformedRequestError("'best_of' other than 'n' is not supported by this server.", param="best_of")
+    prompts = _prompts(fields)
+    return _call(
+        fields,
+        seed_rng,
+        Dialect.COMPLETION,
+        prompts=prompts,
+        top_logprobs=_completion_logprobs(fields),
+        response_schema=read_response_format(fields),
+    )
 
 
-def _typed(fields: Json, name: str, kind: type, description: str) -> Any:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise MalformedRequestError(f"'{name}' must be {description}.", param=name)
-    return value
+def _call(fields: Json, seed_rng: Random, dialect: Dialect, **own: Any) -> ChatCall:
+    """``own``: the fields of the head's request that only this dialect has, or has in its own form."""
+    stream_options = typed(fields, "stream_options", dict, "an object") or {}
+    seed = integer(fields, "seed", SEED_MIN, SEED_MAX)
+    call = ChatCall(
+        model=typed(fields, "model", str, "a string") or None,
+        is_stream=flag(fields, "stream"),
+        includes_usage=flag(stream_options, "include_usage"),
+        pinned=_route(fields),
+        dialect=dialect,
+        head_request=HeadRequest(
+            n=_choice_count(fields),
+            temperature=number(fields, "temperature", 0, 2, default=1.0),
+            top_p=number(fields, "top_p", 0, 1, default=1.0),
+            top_k=max(0, integer(fields, "top_k", -1, TOKENS_MAX) or 0),
+            min_p=number(fields, "min_p", 0, 1, default=0.0),
+            presence_penalty=number(fields, "presence_penalty", -2, 2, default=0.0),
+            frequency_penalty=number(fields, "frequency_penalty", -2, 2, default=0.0),
+            repeat_penalty=number(fields, "repeat_penalty", 0.01, 10, default=1.0),
+            penalty_tokens=_penalty_tokens(fields),
+            logit_bias=logit_bias(fields),
+            seed=seed_rng.getrandbits(DRAWN_SEED_BITS) if seed is None else seed,
+            max_tokens=token_limit(fields),
+            stop=stop_strings(fields),
+            ignore_eos=flag(fields, "ignore_eos"),
+            cache_prompt=fields.get("cache_prompt") is None or flag(fields, "cache_prompt"),
+            grammar=typed(fields, "grammar", str, "a string") or "",
+            **own,
+        ),
+    )
+    _check_one_shape(call)
+    return call
 
 
-def _number(fields: Json, name: str, low: float, high: float, *, default: float) -> float:
-    value = fields.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise MalformedRequestError(f"'{name}' must be a number.", param=name)
-    if not low <= value <= high:
-        raise MalformedRequestError(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
-    return float(value)
+def _refuse(fields: Json, unsupported: Mapping[str, Callable[[Any], bool]]) -> None:
+    for name, is_neutral in unsupported.items():
+        if name in fields and not is_neutral(fields[name]):
+            raise MalformedRequestError(f"'{name}' is not supported by this server; {_INSTEAD[name]}.", param=name)
 
 
-def _integer(fields: Json, name: str, low: int, high: int) -> int | None:
-    value = fields.get(name)
-    if value is None:
-        return None
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise MalformedRequestError(f"'{name}' must be an integer.", param=name)
-    if not low <= value <= high:
-        raise MalformedRequestError(f"'{name}' must be between {low} and {high}.", param=name)
-    return value
+def _check_one_shape(call: ChatCall) -> None:
+    """An answer can follow one grammar only."""
+    request = call.head_request
+    must_call = bool(request.tools) and request.tool_choice != "auto"
+    if request.grammar and (must_call or request.response_schema is not None):
+        other = "tool_choice" if must_call else "response_format"
+        raise MalformedRequestError(f"'grammar' and '{other}' exclude each other; send one of them.", param="grammar")
+    if call.choice_count > CHOICES_MAX:
+        raise MalformedRequestError(f"At most {CHOICES_MAX} answers can be asked for at once.", param="n")
 
 
-def _token_limit(fields: Json) -> int | None:
-    """The smaller of the two names for it; far too much is as good as no limit, because the context caps it."""
-    limits = [
-        min(limit, TOKENS_MAX)
-        for limit in (_integer(fields, name, 0, SEED_MAX) for name in ("max_tokens", "max_completion_tokens"))
-        if limit is not None
-    ]
-    return min(limits, default=None)
+def _choice_count(fields: Json) -> int:
+    count = integer(fields, "n", 1, CHOICES_MAX)
+    return 1 if count is None else count
 
 
-def _stop(fields: Json) -> list[str]:
-    stop = fields.get("stop", [])
-    texts = [stop] if isinstance(stop, str) else stop
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise MalformedRequestError("'stop' must be a string or an array of strings.", param="stop")
-    return [text for text in texts if text]
+def _penalty_tokens(fields: Json) -> int:
+    """llama.cpp's ``repeat_last_n``; -1 stands for the whole context there."""
+    count = integer(fields, "repeat_last_n", -1, TOKENS_MAX)
+    if count is None:
+        return PENALTY_TOKENS_DEFAULT
+    return PENALTY_TOKENS_MAX if count < 0 else min(count, PENALTY_TOKENS_MAX)
 
 
-def _messages(fields: Json) -> list[Json]:
-    messages = fields.get("messages")
-    if messages is None:
-        raise MalformedRequestError("'messages' is missing.", param="messages", code="missing_required_parameter")
-    if not isinstance(messages, list):
-        raise MalformedRequestError("'messages' must be an array.", param="messages")
-    if not messages:
-        raise MalformedRequestError("'messages' must not be empty.", param="messages", code="empty_array")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+def _chat_logprobs(fields: Json) -> int | None:
+    count = integer(fields, "top_logprobs", 0, TOP_LOGPROBS_MAX)
+    if flag(fields, "logprobs"):
+        return count or 0
+    if count:
+        raise MalformedRequestError("'top_logprobs' needs 'logprobs' to be true.", param="top_logprobs")
+    return None
 
 
-def _message(message: Any, param: str) -> Json:
-    if not isinstance(message, dict):
-        raise MalformedRequestError(f"'{param}' must be an object.", param=param)
-    role = message.get("role")
-    if not isinstance(role, str) or role not in ROLES:
-        raise MalformedRequestError(f"'{param}.role' must be one of {', '.join(sorted(ROLES))}.", param=f"{param}.role")
-    if message.get("tool_calls") or message.get("function_call"):
+def _completion_logprobs(fields: Json) -> int | None:
+    """Here ``logprobs`` is the number of likeliest tokens itself; some clients say true or false all the same."""
+    wanted = fields.get("logprobs")
+    if isinstance(wanted, bool):
+        return 0 if wanted else None
+    return integer(fields, "logprobs", 0, TOP_LOGPROBS_MAX)
+
+
+def _prompts(fields: Json) -> list[str | list[int]]:
+    """A text, token ids, or an array of either."""
+    prompt = fields.get("prompt")
+    if prompt is None:
+        raise MalformedRequestError("'prompt' is missing.", param="prompt", code="missing_required_parameter")
+    if isinstance(prompt, str) or _is_token_ids(prompt):
+        return [prompt]
+    if not isinstance(prompt, list) or not all(isinstance(one, str) or _is_token_ids(one) for one in prompt):
         raise MalformedRequestError(
-            f"'{param}': tool calls are not supported by this server yet.", param=f"{param}.tool_calls"
+            "'prompt' must be a string, an array of token ids, or an array of either.", param="prompt"
         )
-    content = _content(message.get("content"), f"{param}.content")
-    return {"role": "system" if role == "developer" else role, "content": content}
+    if not prompt:
+        raise MalformedRequestError("'prompt' must not be empty.", param="prompt", code="empty_array")
+    return prompt
 
 
-def _content(content: Any, param: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise MalformedRequestError(f"'{param}' must be a string or an array of parts.", param=param)
-    return "\n".join(_part(part, f"{param}[{index}]") for index, part in enumerate(content))
-
-
-def _part(part: Any, param: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
-        raise MalformedRequestError(f"'{param}' must be a part of type 'text', got {kind!r}.", param=param)
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise MalformedRequestError(f"'{param}.text' must be a string.", param=f"{param}.text")
-    return text
+def _is_token_ids(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(token, int) and not isinstance(token, bool) and token >= 0 for token in value)
 
 
 def _route(fields: Json) -> tuple[NodeId, ...] | None:

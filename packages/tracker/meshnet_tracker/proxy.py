@@ -25,9 +25,18 @@ import structlog
 
 from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, NodeId, SessionId, Signature
 from meshnet_protocol.messages import HeadRequest, RoutePlan
-from meshnet_tracker.asgi import Headers, Receive, Scope, Send, bounded_send, read_body, wait_until_gone
+from meshnet_tracker.asgi import (
+    COMPLETION_PATH,
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    bounded_send,
+    read_body,
+    wait_until_gone,
+)
 from meshnet_tracker.chat import Chat, Outcome, outcome_of
-from meshnet_tracker.chat_reply import ChatReply, ReplyIdentity, StreamedReply, WholeReply
+from meshnet_tracker.chat_reply import ChatReply, StreamedReply, WholeReply
 from meshnet_tracker.errors import (
     AttemptFailedError,
     ClientGoneError,
@@ -40,7 +49,8 @@ from meshnet_tracker.errors import (
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.head_client import open_chat
 from meshnet_tracker.openai_errors import to_http
-from meshnet_tracker.openai_schema import parse_chat
+from meshnet_tracker.openai_schema import Dialect, parse_request
+from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
 from meshnet_tracker.router import RouteDecision, Router
 from meshnet_tracker.routing_stats import DecisionMode
 
@@ -51,7 +61,7 @@ _log = structlog.get_logger("meshnet.tracker")
 
 
 class ChatProxy:
-    """``POST /v1/chat/completions``.
+    """Both endpoints that answer with the model's words.
 
     ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat.
     """
@@ -79,15 +89,19 @@ class ChatProxy:
         self._clock = clock
         self._wall_clock = wall_clock
         self._running: dict[int, tuple[RouteDecision, asyncio.Timeout]] = {}
+        self._chats: dict[str, Chat] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
-        chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock())
+        dialect = Dialect.COMPLETION if scope["path"] == COMPLETION_PATH else Dialect.CHAT
+        chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock(), dialect=dialect)
+        self._chats[chat.request_id] = chat
         try:
             await self._serve(chat, receive, bounded_send(send))
         except* ClientGoneError:
             chat.outcome = chat.outcome or Outcome.CLIENT_GONE
         finally:
+            del self._chats[chat.request_id]
             self._events.append("chat finished", **chat.summary(self._clock()))
 
     async def relay_chat(self, chat: Chat, reply: ChatReply) -> None:
@@ -113,6 +127,10 @@ class ChatProxy:
         assert failure is not None
         raise _lost(failure) from failure
 
+    def running_tokens(self) -> int:
+        """Tokens drawn so far by the chats that run now."""
+        return sum(chat.drawn_tokens for chat in self._chats.values())
+
     def cut_off(self, node_id: NodeId) -> None:
         """The node is dead: end the attempts that wait for it, however silently it went."""
         for decision, deadline in self._running.values():
@@ -133,25 +151,26 @@ class ChatProxy:
             except ClientGoneError:
                 raise
             except Exception as error:
-                await self._tell(chat, error, reply or WholeReply(send, None))
+                await self._tell(chat, error, reply or WholeReply(send, shape_of(chat.dialect), None))
             finally:
                 for companion in companions:
                     companion.cancel()
 
     def _understand(self, chat: Chat, body: bytes, send: Send) -> ChatReply:
         """Parse the request and find its model. Raises ClientError."""
-        chat.call = parse_chat(body, seed_rng=self._seed_rng)
+        chat.call = parse_request(body, chat.dialect, seed_rng=self._seed_rng)
         chat.model = self._router.resolve_model(chat.call.model)
         card = chat.model.card
+        shape = shape_of(chat.dialect)
         identity = ReplyIdentity(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
+            id=f"{shape.id_prefix}{uuid.uuid4().hex}",
             created=int(self._wall_clock()),
             model=card.name,
             system_fingerprint=f"fp_{card.fingerprint[:FINGERPRINT_SHORT_CHARS]}",
         )
         if not chat.call.is_stream:
-            return WholeReply(send, identity)
-        return StreamedReply(send, identity, includes_usage=chat.call.includes_usage, clock=self._clock)
+            return WholeReply(send, shape, identity)
+        return StreamedReply(send, shape, identity, includes_usage=chat.call.includes_usage, clock=self._clock)
 
     def _choose(self, chat: Chat, failed: set[Signature], failure: AttemptFailedError | None) -> RouteDecision:
         """A reserved route. Where none is left, what broke the last one tells more than that."""
@@ -177,8 +196,7 @@ class ChatProxy:
         finally:
             del self._running[decision.reservation]
         self._learn(chat, decision)
-        assert chat.finish_reason is not None
-        await reply.finish(chat.finish_reason, chat.usage)
+        await reply.finish(chat.usage)
 
     async def _relay_from_head(
         self, chat: Chat, reply: ChatReply, decision: RouteDecision, request: HeadRequest
@@ -189,11 +207,10 @@ class ChatProxy:
             await reply.accept(_route_header(decision))
             async for event in events:
                 arrived_at = self._clock()
-                text = chat.take(event, arrived_at)
-                if text:
-                    await reply.write(text)
-                    chat.client_wait_s += self._clock() - arrived_at
-        if chat.finish_reason is None:
+                for choice in chat.take(event, arrived_at):
+                    await reply.write(choice)
+                chat.client_wait_s += self._clock() - arrived_at
+        if not chat.is_answered:
             raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
         if chat.is_empty:
             raise AttemptFailedError(f"head {head.node_id} drew no token where some were due", is_empty=True)
@@ -215,6 +232,7 @@ class ChatProxy:
                 {"node_id": hop.node_id, "start_layer": hop.start_layer, "end_layer": hop.end_layer}
                 for hop in decision.planned_hops
             ],
+            details={"candidates": [{"signature": o.signature, "share": o.share, "tps": o.tps} for o in decision.odds]},
         )
         plan = RoutePlan(session_id=session_id, model_key=model.model_key, hops=decision.planned_hops)
         return msgspec.structs.replace(call.head_request, model=model.card.name, meshnet=plan)

@@ -14,6 +14,7 @@ from meshnet_tracker.errors import RegistrationRefusedError
 LAYERS_MAX = 10_000
 NAME_CHARS_MAX = 200
 SLOTS_MAX = 100_000
+EXACTNESS_CHARS_MAX = 2000
 
 # Node ids and model names stand inside signatures and HTTP headers, so they must not contain their punctuation.
 _WALLET = re.compile(r"[A-Za-z0-9._:+/=-]{1,200}")
@@ -39,6 +40,9 @@ def check_registration(registration: Registration) -> None:
         )
     if not 1 <= registration.slots <= SLOTS_MAX:
         raise RegistrationRefusedError(f"slots {registration.slots} is not between 1 and {SLOTS_MAX}")
+    exactness = registration.exactness
+    if len(exactness.mode) + len(exactness.class_id) + len(exactness.description) > EXACTNESS_CHARS_MAX:
+        raise RegistrationRefusedError(f"exactness must be told in at most {EXACTNESS_CHARS_MAX} characters")
 
 
 def _check_identity(registration: Registration) -> None:

@@ -13,9 +13,10 @@ Where the policy has nothing to say, a *greedy fallback* still serves the reques
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from types import MappingProxyType
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.messages import HopTiming, PlannedHop
@@ -43,6 +44,15 @@ from meshnet_tracker.traffic import TrafficShares
 
 
 @dataclass(frozen=True, slots=True)
+class ArmOdds:
+    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
+
+    signature: Signature
+    share: float
+    tps: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RouteDecision:
     """A route with room reserved on it. ``planned_hops`` is what the nodes are told."""
 
@@ -52,6 +62,8 @@ class RouteDecision:
     route: Route
     planned_hops: tuple[PlannedHop, ...]
     epoch: int
+    odds: tuple[ArmOdds, ...] = ()
+    """What it was chosen among; empty where the bandit had no say."""
 
     @property
     def signature(self) -> Signature:
@@ -70,6 +82,7 @@ class Router:
         rng: Random,
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
         policy: RoutePolicy | None = None,
+        aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
         self.config = config
@@ -77,18 +90,21 @@ class Router:
         self._fleet = fleet
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
+        self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
         self._reservations = Reservations()
         self._next_reservation = itertools.count(1)
         self._latest_now = 0.0
 
     def resolve_model(self, name: str | None) -> ServedModel:
-        """The model a request means, by public name or model key; without a name, the only one there is.
+        """The model a request means, by public name, model key or alias; without a name, the only one there is.
 
         If files of different contents bear the name, the one that can be served, then the one with more nodes.
         Raises UnknownModelError, naming the models there are.
         """
         known = self._fleet.models()
+        if not any(name in (model.card.name, model.model_key) for model in known):
+            name = self._aliases.get(name or "", name)
         models = [model for model in known if name is not None or model.nodes] or known
         matching = [m for m in models if name is None or name in (m.card.name, m.model_key)]
         names = sorted({model.card.name for model in models if model.nodes})
@@ -128,9 +144,10 @@ class Router:
         if exclude:
             candidates = tuple(c for c in candidates if c.signature not in exclude)
         choice = self._choose_among(RouteRequest(model, candidates, exclude, prompt_tokens), now)
+        odds = () if choice is None else self._odds_of(candidates, choice, now)
         if choice is None:
             choice = self._fall_back(model, exclude)
-        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens)
+        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, odds)
         self._traffic.count(model.model_key, decision.signature, now)
         return decision
 
@@ -200,6 +217,20 @@ class Router:
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
+    def _odds_of(
+        self, candidates: Sequence[Candidate], choice: RouteChoice[Candidate], now: float
+    ) -> tuple[ArmOdds, ...]:
+        """For people: the arms' chances before the draw. Unknown if the statistics fail."""
+        try:
+            shares = self.policy.odds(candidates, choice.candidate, now)
+            model_key = choice.candidate.model_key
+            return tuple(
+                ArmOdds(signature, share, self._stats.view(model_key, signature, now).tps)
+                for signature, share in shares.items()
+            )
+        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
+            return ()
+
     def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteChoice[Candidate]:
         ready = model.ready_nodes()
         suspected_too = [node for node in model.nodes.values() if not node.is_draining]
@@ -210,7 +241,13 @@ class Router:
         raise NoRouteError(explain_no_route(model))
 
     def _reserve(
-        self, route: Route, mode: DecisionMode, reason: str, now: float, prompt_tokens: int | None
+        self,
+        route: Route,
+        mode: DecisionMode,
+        reason: str,
+        now: float,
+        prompt_tokens: int | None,
+        odds: tuple[ArmOdds, ...] = (),
     ) -> RouteDecision:
         nodes = [self._live_node(hop.node_id) for hop in route.hops]
         decision = RouteDecision(
@@ -228,6 +265,7 @@ class Router:
                 for hop, node in zip(route.hops, nodes, strict=True)
             ),
             epoch=self._stats.epoch(route.model_key),
+            odds=odds,
         )
         flight = Flight(
             reservation=decision.reservation,

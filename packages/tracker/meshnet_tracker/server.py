@@ -5,14 +5,15 @@ one way in for everything about nodes; it carries out the fleet's effects.
 """
 
 import asyncio
+import importlib
 import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
-from types import FrameType
-from typing import assert_never
+from types import FrameType, ModuleType
+from typing import TYPE_CHECKING, assert_never
 
 import structlog
 import uvicorn
@@ -20,6 +21,7 @@ from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
 from meshnet_tracker.app import TrackerApp
+from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
 from meshnet_tracker.errors import SettingsError
@@ -37,13 +39,18 @@ from meshnet_tracker.fleet import (
 )
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.observers import Observers
 from meshnet_tracker.policies.adaptive import ADAPTIVE, AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.proxy import ChatProxy
+from meshnet_tracker.pulse import SAMPLE_PERIOD_S
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings
+
+if TYPE_CHECKING:
+    from meshnet_tracker.store.call_store import CallStore
 
 SHUTDOWN_S_MAX = 10
 LISTEN_BACKLOG = 2048
@@ -58,6 +65,9 @@ class TrackerServer:
     def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
         self.settings = settings
         self._is_stopping = False
+        self._call_store: CallStore | None = None
+        if settings.database is not None:
+            _store().prepare(settings.database)
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
@@ -68,6 +78,7 @@ class TrackerServer:
             rng=route_rng or Random(),
             enumerate_routes=self._enumerate_routes,
             policy=policy,
+            aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
         self.proxy = ChatProxy(
@@ -78,7 +89,17 @@ class TrackerServer:
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
         )
-        rest = FastAPI(title="meshnet tracker", lifespan=self._lifespan, redirect_slashes=False)
+        self.observers = Observers(
+            fleet=self.fleet,
+            router=self.router,
+            stats=self.stats,
+            events=self.events,
+            running_tokens=self.proxy.running_tokens,
+            on_call_finished=self._store_call,
+        )
+        rest = FastAPI(
+            title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
+        )
         add_endpoints(rest, self)
         self.app = TrackerApp(chat=self.proxy, rest=rest)
 
@@ -119,11 +140,27 @@ class TrackerServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async with open_session() as session, asyncio.TaskGroup() as tasks:
+        async with self._open_call_store(), open_session() as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = session
-            ticker = tasks.create_task(self._tick_forever())
+            companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
             yield
-            ticker.cancel()
+            for companion in companions:
+                companion.cancel()
+
+    @asynccontextmanager
+    async def _open_call_store(self) -> AsyncIterator[None]:
+        """The calls of an earlier run come back; those of this one are written down, the last at the end."""
+        if self.settings.database is None:
+            yield
+            return
+        async with _store().open_call_store(self.settings.database) as store:
+            self._call_store = store
+            self.observers.calls.restore(await store.latest(CALLS_KEPT_MAX))
+            yield
+
+    def _store_call(self, call: CallRecord) -> None:
+        if self._call_store is not None:
+            self._call_store.put_nowait(call)
 
     def begin_to_stop(self) -> None:
         """From here on nobody is let in, heartbeats included: silence says nothing about a node any more."""
@@ -134,6 +171,16 @@ class TrackerServer:
             self.handle(Tick())
             self.router.prune(time.monotonic())
             await asyncio.sleep(self.settings.heartbeat_period_s / TICKS_PER_HEARTBEAT)
+
+    async def _sample_forever(self) -> None:
+        while True:
+            self.observers.sample()
+            await asyncio.sleep(SAMPLE_PERIOD_S)
+
+
+def _store() -> ModuleType:
+    """Imported late: SQLAlchemy and Alembic take as long to load as all the rest, and every command would wait."""
+    return importlib.import_module("meshnet_tracker.store.opening")
 
 
 def _routing_parts(
@@ -169,7 +216,10 @@ def url_of(listener: socket.socket) -> str:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn stops listening at once and lets running requests end: the tracker must know of the first part."""
+    """uvicorn stops listening at once and lets running requests end: the tracker must know of the first part.
+
+    The pages' live streams would never end by themselves, so they are ended.
+    """
 
     def __init__(self, config: uvicorn.Config, tracker: TrackerServer) -> None:
         super().__init__(config)
@@ -178,6 +228,10 @@ class _HttpServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._tracker.begin_to_stop()
         super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._tracker.observers.watchers.close()
+        await super().shutdown(sockets)
 
 
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
@@ -199,9 +253,10 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
 def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
 
-    ``on_listening`` is told the base URL. Raises SettingsError if the port is taken.
+    ``on_listening`` is told the base URL. Raises SettingsError if the port is taken or the database unusable.
     Call it in the main thread.
     """
+    tracker = TrackerServer(settings)
     try:
         listener = listen(settings)
     except OSError as error:
@@ -212,7 +267,7 @@ def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None
         _log.info("tracker listening", url=url_of(listener))
         if on_listening is not None:
             on_listening(url_of(listener))
-        make_http_server(TrackerServer(settings)).run(sockets=[listener])
+        make_http_server(tracker).run(sockets=[listener])
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong

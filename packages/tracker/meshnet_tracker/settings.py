@@ -1,7 +1,8 @@
 """Everything that can be set on a tracker, checked once where it is made."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
@@ -28,6 +29,10 @@ class TrackerSettings:
     route_min_sample_tokens: int = 8
     route_policy: str = PROPORTIONAL
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
+    model_aliases: Mapping[str, str] = field(default_factory=dict)
+    """Other names under which models may be asked for, and the names they stand for."""
+    database: str | None = None
+    """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
 
@@ -48,6 +53,9 @@ class TrackerSettings:
             )
         if not 0 < self.comment_period_s < math.inf:
             raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
+        for alias, name in self.model_aliases.items():
+            if not alias or not name:
+                raise SettingsError(f"--model-alias must be ALIAS=MODEL, got {alias!r}={name!r}")
         _ = self.routing
 
     @property

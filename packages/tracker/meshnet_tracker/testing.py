@@ -144,7 +144,11 @@ class FakeHead:
     def _report(self) -> HeadReport:
         plan = self.requests[-1].meshnet
         assert plan is not None
-        return HeadReport(timings=tuple(HopTiming(node_id=hop.node_id, compute_s=0.5) for hop in plan.hops))
+        return HeadReport(
+            timings=tuple(
+                HopTiming(node_id=hop.node_id, steps=10, queue_s=0.05, compute_s=0.5, link_s=0.1) for hop in plan.hops
+            )
+        )
 
 
 def _event(choices: list[Choice], **fields: Any) -> bytes:

@@ -66,14 +66,16 @@ class Mesh:
 
     def start_tracker(self) -> None:
         """Start the tracker and wait until it answers."""
-        child = self._spawn("tracker", ["tracker", "--port", str(self._port)])
+        child = self._spawn(
+            "tracker", ["tracker", "--port", str(self._port), "--database", f"sqlite:///{self._folder}/tracker.db"]
+        )
         self._wait(child, lambda: get_json(self.url, "/health") is not None)
 
-    def start_node(self, name: str, layers: str, *, layer_delay_ms: float) -> None:
-        """Start a node; ``wait_node`` waits until it is part of the mesh."""
+    def start_node(self, name: str, layers: str, *, layer_delay_ms: float, options: Sequence[str] = ()) -> None:
+        """Start a node; ``wait_node`` waits until it is part of the mesh. ``options``: more of ``meshnet node``'s."""
         arguments = ["node", "--model", self._model, "--layers", layers, "--instance", name, "--port", "0"]
         arguments += ["--tracker", self.url, "--threads", "1", "--wallet", str(self._folder / "wallet.pem")]
-        self._spawn(name, [*arguments, "--layer-delay-ms", str(layer_delay_ms)])
+        self._spawn(name, [*arguments, "--layer-delay-ms", str(layer_delay_ms), *options])
 
     def wait_node(self, name: str, *, entry_layers: Sequence[int]) -> None:
         """Until the node is known to the tracker and may be entered at all these layers."""

@@ -53,6 +53,11 @@ class Ggml:
         self._name_of: Any = library.ggml_get_name
         self._name_of.argtypes = (ctypes.c_void_p,)
         self._name_of.restype = ctypes.c_void_p
+        self.name_of, self.bytes_of, self.copy = (
+            ctypes.cast(function, ctypes.c_void_p).value
+            for function in (self._name_of, self.tensor_bytes, self.tensor_get)
+        )
+        """The addresses of the three, for callers that are not Python."""
 
     def name_offset(self, tensor: int) -> int:
         """Distance from a tensor's address to its name. ``ggml_get_name`` returns the member's address."""

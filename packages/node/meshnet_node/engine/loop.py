@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import assert_never
 
 from meshnet_node.engine.batch import Batch, ReadyRows, choose_batch
+from meshnet_node.engine.sampling import Draw
 from meshnet_node.engine.segment import FloatRows, RowsResult
 from meshnet_node.engine.session import EngineSession, StepWork
 from meshnet_node.engine.shard import EngineOptions, Generation
@@ -29,6 +30,8 @@ class StepArrived:
 @dataclass(frozen=True, slots=True)
 class SessionClosed:
     session: EngineSession
+    keep_tokens: int
+    """Rows that its slot goes on holding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,8 @@ class EngineLoop:
         match event:
             case StepArrived(session, work):
                 self._accept(session, work)
-            case SessionClosed(session):
-                self._forget(session)
+            case SessionClosed(session, keep_tokens):
+                self._forget(session, keep_tokens)
             case GenerationRetired(generation):
                 generation.close()
             case EngineStopped():
@@ -100,7 +103,11 @@ class EngineLoop:
 
     def _accept(self, session: EngineSession, work: StepWork) -> None:
         if session.failure is not None:
-            work.future.set_exception(session.failure)
+            work.answer.set_exception(session.failure)
+            return
+        if work.is_first and not self._rewind(session, work.step.position):
+            self._fail(session, DecodeError("the slot could not be rewound; this is a bug"))
+            work.answer.set_exception(session.failure or EngineClosedError("the session was closed"))
             return
         work.segment = session.first_segment
         work.turn = self._next_turn()
@@ -108,10 +115,16 @@ class EngineLoop:
         self._busy[session.slot] = session
         self._session_slots.add(session.slot)
 
-    def _forget(self, session: EngineSession) -> None:
-        self._fail(session, EngineClosedError("the session was closed"))
+    def _rewind(self, session: EngineSession, position: int) -> bool:
+        """Drop what the session's slot holds from ``position`` on; False if a segment could not."""
+        is_done = True
         for segment in session.generation.segments[session.first_segment :]:
-            segment.forget(session.slot)
+            is_done &= segment.rewind(session.slot, position)
+        return is_done
+
+    def _forget(self, session: EngineSession, keep_tokens: int) -> None:
+        self._fail(session, EngineClosedError("the session was closed"))
+        self._rewind(session, keep_tokens)
         self._session_slots.discard(session.slot)
         session.sampler = None
 
@@ -119,7 +132,7 @@ class EngineLoop:
         """End all steps of a session, and every later one."""
         session.failure = error
         while session.works:
-            session.works.popleft().future.set_exception(error)
+            session.works.popleft().answer.set_exception(error)
         if self._busy.get(session.slot) is session:
             del self._busy[session.slot]
 
@@ -157,7 +170,7 @@ class EngineLoop:
             self._advance(session, batch.row_count, result)
 
     def _advance(self, session: EngineSession, row_count: int, result: RowsResult) -> None:
-        def draw(logits: FloatRows, position: int) -> int:
+        def draw(logits: FloatRows, position: int) -> Draw:
             assert session.sampler is not None
             return session.sampler.draw(logits, position=position)
 
@@ -169,7 +182,7 @@ class EngineLoop:
             session.works.popleft()
             if not session.works:
                 del self._busy[session.slot]
-            work.future.set_result(work.result(time.perf_counter()))
+            work.answer.set_result(work.result(time.perf_counter()))
 
     def _next_turn(self) -> int:
         self._turn += 1

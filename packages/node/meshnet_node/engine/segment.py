@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshnet_node.engine.llama import start_llama, take_errors
-from meshnet_node.engine.tap import HiddenTap
+from meshnet_node.engine.tap import HiddenTap, native_callback
 from meshnet_node.errors import DecodeError, ModelFileError
 
 FloatRows = npt.NDArray[np.float32]
@@ -86,7 +86,9 @@ class Segment:
         start_llama()
         self.shape = shape
         self._settings = settings
-        self._tap = None if shape.gives_logits else HiddenTap(shape.layer_count - 1, hidden_size=shape.hidden_size)
+        self._tap = None
+        if not shape.gives_logits:
+            self._tap = HiddenTap(shape.layer_count - 1, hidden_size=shape.hidden_size, native=native_callback())
         self._model = _load_model(path, settings)
         try:
             _check_loaded(self._model, path, shape)
@@ -95,9 +97,13 @@ class Segment:
             llama_cpp.llama_model_free(self._model)
             raise
         self._memory = llama_cpp.llama_get_memory(self._context)
-        self._vocabulary_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self.vocabulary_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
         self._batch = _Batch(settings.rows_max, shape)
         self._is_open = True
+
+    @property
+    def cache_type(self) -> str:
+        return "Q8_0" if _cache_type_for(self._model) == llama_cpp.GGML_TYPE_Q8_0 else "BF16"
 
     def decode(self, inputs: Sequence[SequenceRows]) -> list[RowsResult]:
         """Run rows of several sequences, the same number of each, through the layers.
@@ -116,10 +122,19 @@ class Segment:
         results = dict(zip((rows.slot for rows in in_slot_order), self._results_of(in_slot_order), strict=True))
         return [results[rows.slot] for rows in inputs]
 
+    @property
+    def can_rewind(self) -> bool:
+        """A KV cache can drop a text's end; the state of recurrent layers cannot be taken back."""
+        return not (llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model))
+
+    def rewind(self, slot: int, position: int) -> bool:
+        """Drop a slot's rows from ``position`` on; False if the memory cannot (0 always works)."""
+        assert self._is_open
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, slot, position, -1))
+
     def forget(self, slot: int) -> None:
         """Empty a slot's KV cache."""
-        assert self._is_open
-        llama_cpp.llama_memory_seq_rm(self._memory, slot, -1, -1)
+        self.rewind(slot, 0)
 
     def close(self) -> None:
         """Free context and model. Nothing else may be called after it."""
@@ -143,7 +158,7 @@ class Segment:
 
     def _logits_at(self, batch_row: int) -> FloatRows:
         pointer = llama_cpp.llama_get_logits_ith(self._context, batch_row)
-        return np.ctypeslib.as_array(pointer, (self._vocabulary_size,))
+        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
 
 
 class _Batch:
@@ -226,6 +241,7 @@ def _make_context(model: Any, path: Path, settings: SegmentSettings, tap: Hidden
     params.no_perf = True
     if tap is not None:
         params.cb_eval = tap.callback
+        params.cb_eval_user_data = tap.user_data
     context = llama_cpp.llama_init_from_model(model, params)
     if not context:
         raise ModelFileError(

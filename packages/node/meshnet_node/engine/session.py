@@ -9,18 +9,19 @@ Nothing here calls llama.cpp.
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
 from meshnet_node.engine.batch import ReadyRows, Stage
-from meshnet_node.engine.sampling import TokenSampler
+from meshnet_node.engine.sampling import Draw, TokenSampler
 from meshnet_node.engine.segment import FloatRows, RowsResult, SequenceRows, TokenRows
 from meshnet_node.engine.shard import Generation
 from meshnet_node.errors import NodeError, StepError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,13 @@ class StepResult:
     """Set if the session ends at the model's last layer and the step asked for it."""
     hidden: memoryview | None
     """Bytes of float32 rows, one for each row of the step, if the session ends before the model does."""
+    logprobs: TokenLogprobs | None
+    """Of the token, if the session's sampling asks for them."""
     queue_s: float
     """Time the step spent waiting for its turns."""
     compute_s: float
     """Time its decodes took, those it shared with other sessions counted in full."""
+    row_count: int
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +64,12 @@ class EngineSession:
     first_segment: int
     next_position: int = 0
     """Position the next step must have; moved on as steps are handed in."""
+    held_tokens: int = 0
+    """Rows of the prompt that the slot held when the session opened; its first step may begin there or before."""
+    has_begun: bool = False
+    """Its first step was handed in."""
+    done_position: int = 0
+    """All rows before it are computed and the caller has been told."""
     is_closed: bool = False
     sampler: TokenSampler | None = None
     """Set if the session ends at the model's last layer. From here on: the engine thread's."""
@@ -69,7 +79,8 @@ class EngineSession:
 
 def rows_of_step(session: EngineSession, step: StepInput, *, hidden_size: int, vocabulary_size: int) -> "StepRows":
     """The step's rows, checked. Raises StepError."""
-    if step.position != session.next_position:
+    may_begin = not session.has_begun and 0 <= step.position <= session.held_tokens
+    if step.position != session.next_position and not may_begin:
         raise StepError(f"a step at position {step.position}; the session goes on at {session.next_position}")
     takes_tokens = session.layers.first == 0
     if takes_tokens != (step.hidden is None) or takes_tokens != (step.tokens is not None):
@@ -93,18 +104,28 @@ class StepRows:
     hidden: FloatRows | None
 
 
+class Answer(Protocol):
+    """Where a step's outcome goes, told by the engine thread exactly once."""
+
+    def set_result(self, result: StepResult, /) -> None: ...
+
+    def set_exception(self, error: NodeError, /) -> None: ...
+
+
 @dataclass(eq=False, slots=True)
 class StepWork:
     """A step under way: which of its rows are done, and where the piece being computed is."""
 
     step: StepInput
     rows: StepRows
-    future: "Future[StepResult]"
+    answer: Answer
     arrived_s: float
+    is_first: bool = False
+    """Of its session: what the slot holds from its position on belongs to somebody else's text."""
     turn: int = 0
     compute_s: float = 0.0
     segment: int = 0
-    token_id: int | None = None
+    drawn: Draw | None = None
     _done_rows: int = 0
     _piece: FloatRows | None = None
     """Hidden states of the piece under way, once it has left its first segment."""
@@ -129,7 +150,7 @@ class StepWork:
         )
 
     def advance(
-        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], int]
+        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], Draw]
     ) -> bool:
         """Take what a segment made of the piece; True if that was the step's last."""
         if self.segment + 1 < len(session.generation.segments):
@@ -142,7 +163,7 @@ class StepWork:
         self._piece = None
         self.segment = session.first_segment
         if result.logits is not None:
-            self.token_id = draw(result.logits, self.step.position + self._done_rows)
+            self.drawn = draw(result.logits, self.step.position + self._done_rows)
         return self._done_rows == self.rows.row_count
 
     def result(self, now_s: float) -> StepResult:
@@ -151,4 +172,7 @@ class StepWork:
             rows = self._hidden[0] if len(self._hidden) == 1 else np.concatenate(self._hidden)
             hidden = rows.data.cast("B")
         queue_s = max(now_s - self.arrived_s - self.compute_s, 0.0)
-        return StepResult(self.token_id, hidden, queue_s=queue_s, compute_s=self.compute_s)
+        token_id, logprobs = (None, None) if self.drawn is None else (self.drawn.token_id, self.drawn.logprobs)
+        return StepResult(
+            token_id, hidden, logprobs, queue_s=queue_s, compute_s=self.compute_s, row_count=self.rows.row_count
+        )

@@ -28,6 +28,8 @@ class EngineOptions:
     """Positions of each session."""
     chunk_tokens: int = 128
     """Most rows in one decode."""
+    exact: str = "auto"
+    """``auto``: test and tell; ``on``: refuse to load if the test fails; ``off``: no test."""
     gpu_layers: int = 0
     layer_delay_s: float = 0.0
     """An honest slow-down: the engine sleeps this long per layer in every decode."""
@@ -48,6 +50,10 @@ class Generation:
     segments: tuple[Segment, ...]
     session_count: int = field(default=0)
     """Guarded by the engine's lock."""
+
+    @property
+    def can_rewind(self) -> bool:
+        return all(segment.can_rewind for segment in self.segments)
 
     @property
     def entry_layers(self) -> tuple[int, ...]:

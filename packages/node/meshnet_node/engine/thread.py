@@ -6,32 +6,38 @@
 llama.cpp contexts are not thread-safe, and decodes that run side by side would only share the same cores. So
 one thread owns them all; it spends its time inside llama.cpp, where the GIL is released.
 
-Slots are counted here, at once, as sessions open and close. The thread empties a closed session's slot before
-it runs anything that was handed in later, so a slot may be given away again in the same moment.
+Slots are counted here, at once, as sessions open and close. The thread tidies a closed session's slot before
+it runs anything that was handed in later, so a slot may be given away again in the same moment. A session's
+first step says where its rows begin: whatever its slot holds from there on is dropped.
 """
 
 import asyncio
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from meshnet_node.engine import exactness
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import check_architecture
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
 from meshnet_node.engine.sampling import TokenSampler
-from meshnet_node.engine.session import EngineSession, StepInput, StepResult, StepWork, rows_of_step
+from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepResult, StepWork, rows_of_step
 from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
+from meshnet_node.engine.slots import Memory, Place, SlotTable
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.errors import ContextOverflowError, EngineClosedError, NoFreeSlotError
+from meshnet_node.errors import ContextOverflowError, EngineClosedError, NodeError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import ModelCard, Sampling
+from meshnet_protocol.messages import Exactness, ModelCard, Sampling
+from meshnet_protocol.prefix import PREFIX_BLOCK_TOKENS
 
 __all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult"]
 
@@ -47,9 +53,12 @@ _GREEDY = Sampling(temperature=0.0)
 class Engine:
     """Runs the layers of one shard. All methods may be called from any thread, ``step`` from any event loop."""
 
-    def __init__(self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions) -> None:
+    def __init__(
+        self, model: ModelFile, card: ModelCard, generation: Generation, options: EngineOptions, proven: Exactness
+    ) -> None:
         """Use ``load``."""
         self.card = card
+        self.exactness = proven
         self.shard = generation.shard
         self.hidden_size = model.hidden_size
         self.options = options
@@ -59,7 +68,8 @@ class Engine:
         self._cutting = threading.Lock()
         self._current = generation
         self._generations = [generation]
-        self._free_slots = set(range(options.slots))
+        self._slots = SlotTable(options.slots)
+        self._open_sessions: set[EngineSession] = set()
         self._is_closed = False
         self._loop = EngineLoop(options)
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
@@ -76,7 +86,7 @@ class Engine:
     ) -> Self:
         """Slice, load and start (None: all layers): blocks for as long as reading them takes.
 
-        Raises ModelFileError, UnsupportedArchitectureError, LayersError.
+        Raises ModelFileError, UnsupportedArchitectureError, LayersError, NotExactError.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         model = ModelFile.open(path)
@@ -88,7 +98,7 @@ class Engine:
         options = replace(options, context_tokens=min(options.context_tokens, card.context_tokens))
         generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
         try:
-            return cls(model, card, generation, options)
+            return cls(model, card, generation, options, exactness.prove(generation, options))
         except BaseException:
             generation.close()
             raise
@@ -101,30 +111,39 @@ class Engine:
     @property
     def queue_depth(self) -> int:
         """Sessions that are open."""
-        return self.options.slots - len(self._free_slots)
+        return self._slots.in_use
+
+    @property
+    def kv_tokens(self) -> int:
+        """Positions held: of open sessions, and remembered of ended ones."""
+        with self._lock:
+            return sum(session.next_position for session in self._open_sessions) + self._slots.remembered_tokens
 
     @property
     def generation_count(self) -> int:
         """Cuts of the shard that are loaded: 1, or more while sessions finish on an older one."""
         return len(self._generations)
 
-    def open_session(self, session_id: SessionId, layers: LayerRange, sampling: Sampling | None) -> EngineSession:
+    def open_session(
+        self, session_id: SessionId, layers: LayerRange, sampling: Sampling | None, *, prefix: Sequence[bytes] = ()
+    ) -> EngineSession:
         """Take a slot for a session over ``layers``; ``sampling`` is used where they end the model.
 
-        Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
+        ``prefix`` is the prompt's chain: ``held_tokens`` of the session then says how much of it the slot
+        holds, and its first step may begin there. Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
         """
         with self._lock:
             self._check_open()
             generation = self._current
             first_segment = generation.segment_at(layers)
-            if not self._free_slots:
-                raise NoFreeSlotError(self.options.slots)
-            # The lowest, because llama.cpp batches only slots with consecutive numbers.
-            slot = min(self._free_slots)
-            session = EngineSession(session_id, layers, slot, generation, first_segment)
+            sampler = None
             if layers.next_layer == self.card.layer_count:
-                session.sampler = TokenSampler(sampling or _GREEDY, vocabulary_size=self.vocabulary.size)
-            self._free_slots.remove(slot)
+                sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
+            taken = self._slots.take(Place(generation.number, first_segment), prefix)
+            session = EngineSession(session_id, layers, taken.slot, generation, first_segment)
+            session.held_tokens = session.next_position = taken.held_tokens
+            session.sampler = sampler
+            self._open_sessions.add(session)
             generation.session_count += 1
         return session
 
@@ -134,16 +153,29 @@ class Engine:
         A cancelled caller does not cancel the step: close the session for that. Raises StepError,
         ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
         """
-        return await asyncio.wrap_future(self._submit(session, step))
+        answer = _LoopAnswer()
+        self._submit(session, step, answer)
+        result = await answer.future
+        session.done_position = max(session.done_position, step.position + result.row_count)
+        return result
 
-    def close_session(self, session: EngineSession) -> None:
-        """Give the slot back; steps under way fail with EngineClosedError. May be called again."""
+    def close_session(self, session: EngineSession, *, remember: tuple[bytes, ...] = ()) -> None:
+        """Give the slot back; steps under way fail with EngineClosedError. May be called again.
+
+        ``remember`` is the chain of the session's rows: the slot keeps them until somebody needs it. A failed
+        session, and layers that cannot be rolled back to the middle of a text, remember nothing.
+        """
         with self._lock:
             if session.is_closed or self._is_closed:
                 return
             session.is_closed = True
-            self._free_slots.add(session.slot)
-            self._loop.inbox.put(SessionClosed(session))
+            self._open_sessions.discard(session)
+            tokens = min(session.done_position, len(remember) * PREFIX_BLOCK_TOKENS)
+            if session.failure is not None or not session.generation.can_rewind:
+                tokens = 0
+            place = Place(session.generation.number, session.first_segment)
+            self._slots.give_back(session.slot, Memory(place, remember, tokens) if tokens else None)
+            self._loop.inbox.put(SessionClosed(session, keep_tokens=tokens))
             session.generation.session_count -= 1
             self._retire_if_unused(session.generation)
 
@@ -189,9 +221,11 @@ class Engine:
         is_head = self.shard.first == 0
         hidden = None if is_head else np.full(self.hidden_size, 0.1, np.float32).data.cast("B")
         tokens = [session.next_position % self.vocabulary.size] if is_head else None
-        self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True)).result()
+        done: Future[StepResult] = Future()
+        self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True), done)
+        done.result()
 
-    def _submit(self, session: EngineSession, step: StepInput) -> "Future[StepResult]":
+    def _submit(self, session: EngineSession, step: StepInput, answer: Answer) -> None:
         with self._lock:
             self._check_open()
             if session.is_closed:
@@ -199,11 +233,10 @@ class Engine:
             rows = rows_of_step(session, step, hidden_size=self.hidden_size, vocabulary_size=self.vocabulary.size)
             if step.position + rows.row_count > self.options.context_tokens:
                 raise ContextOverflowError(step.position + rows.row_count, self.options.context_tokens)
-            session.next_position += rows.row_count
-            future: Future[StepResult] = Future()
-            future.set_running_or_notify_cancel()  # from here on it cannot be cancelled
-            self._loop.inbox.put(StepArrived(session, StepWork(step, rows, future, time.perf_counter())))
-        return future
+            session.next_position = step.position + rows.row_count
+            is_first, session.has_begun = not session.has_begun, True
+            work = StepWork(step, rows, answer, time.perf_counter(), is_first=is_first)
+            self._loop.inbox.put(StepArrived(session, work))
 
     def _recut(self, entry_layers: frozenset[int]) -> None:
         with self._cutting:
@@ -223,8 +256,38 @@ class Engine:
         """Let the thread free a generation that is neither current nor in use. Call with the lock held."""
         if generation is not self._current and generation.session_count == 0:
             self._generations.remove(generation)
+            self._slots.forget_generation(generation.number)
             self._loop.inbox.put(GenerationRetired(generation))
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise EngineClosedError("the engine was closed; start the node again")
+
+
+class _LoopAnswer:
+    """Carries a step's outcome to the event loop that waits for it, in one hand-over.
+
+    ``asyncio.wrap_future`` would chain two futures, with a lock and a condition for each step.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[StepResult] = self._loop.create_future()
+
+    def set_result(self, result: StepResult, /) -> None:
+        self._tell(self._set_result, result)
+
+    def set_exception(self, error: NodeError, /) -> None:
+        self._tell(self._set_exception, error)
+
+    def _tell(self, tell: Callable[[Any], None], outcome: StepResult | NodeError) -> None:
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(tell, outcome)
+
+    def _set_result(self, result: StepResult) -> None:
+        if not self.future.done():  # cancelled meanwhile
+            self.future.set_result(result)
+
+    def _set_exception(self, error: NodeError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)

@@ -15,6 +15,7 @@ import jinja2
 import llama_cpp
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
+from meshnet_node.engine.grammar import check_grammar
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import ModelFileError, TemplateError
 
@@ -45,11 +46,23 @@ class Vocabulary:
         weakref.finalize(self, llama_cpp.llama_model_free, model)
         self._vocab: Any = llama_cpp.llama_model_get_vocab(model)
         self.size = int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        bos = int(llama_cpp.llama_vocab_bos(self._vocab))
+        self.start_token = bos if bos != _NO_TOKEN else int(llama_cpp.llama_vocab_eos(self._vocab))
+        self.end_token = int(llama_cpp.llama_vocab_eos(self._vocab))
         self._adds_bos = bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
         self._bos_text = self._special_text(llama_cpp.llama_vocab_bos(self._vocab))
         template = llama_cpp.llama_model_chat_template(model, None)
         self._eos_text = self._special_text(llama_cpp.llama_vocab_eos(self._vocab))
         self._template = None if template is None else self._compile(template.decode("utf-8"))
+
+    @property
+    def handle(self) -> Any:
+        """llama.cpp's own vocabulary; lives as long as this object."""
+        return self._vocab
+
+    def check_grammar(self, grammar: str) -> None:
+        """Raises GrammarError if drawing could not follow it."""
+        check_grammar(self._vocab, grammar)
 
     @property
     def chat_template(self) -> "ChatTemplate":
@@ -58,9 +71,11 @@ class Vocabulary:
             raise TemplateError("this model has no chat template; serve an instruction-tuned model")
         return self._template
 
-    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> RenderedChat:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> RenderedChat:
         """The prompt for the assistant's next message. Raises TemplateError."""
-        text = self.chat_template.render(messages)
+        text = self.chat_template.render(messages, tools)
         starts_itself = bool(self._bos_text) and text.startswith(self._bos_text)
         return RenderedChat(text, add_special=self._adds_bos and not starts_itself)
 
@@ -76,9 +91,14 @@ class Vocabulary:
             count = llama_cpp.llama_tokenize(self._vocab, data, len(data), tokens, -count, add_special, parse_special)
         return list(tokens[:count])
 
-    def piece(self, token: int) -> bytes:
-        """A token's bytes, maybe a part of a UTF-8 character. Special tokens render as nothing."""
-        return self._render(token, special=False)
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """A token's bytes, maybe a part of a UTF-8 character. Special tokens render as nothing, or as their names."""
+        return self._render(token, special=special)
+
+    def marker_token(self, text: str) -> int | None:
+        """The one token that this text is, if the model has such a token."""
+        tokens = self.tokenize(text, add_special=False, parse_special=True)
+        return tokens[0] if len(tokens) == 1 else None
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its turn with this token."""
@@ -109,17 +129,21 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_text: str, eos_text: str) -> None:
         """Raises TemplateError if the template does not compile."""
+        self.source = source
         try:
             self._formatter = Jinja2ChatFormatter(source, eos_token=eos_text, bos_token=bos_text)
         except jinja2.TemplateError as error:
             raise TemplateError(f"the model's chat template is broken ({error}); choose another model") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """The messages as one text that ends where the assistant begins.
 
         Raises TemplateError if the template refuses them, for instance roles that do not alternate.
         """
         try:
-            return str(self._formatter(messages=[dict(message) for message in messages]).prompt)  # type: ignore[misc]
+            # A template that was made for tools asks whether there are any, and an empty list is not None.
+            offered: Any = [dict(tool) for tool in tools] or None
+            copies: Any = [dict(message) for message in messages]
+            return str(self._formatter(messages=copies, tools=offered).prompt)
         except (jinja2.TemplateError, ValueError, TypeError, KeyError) as error:
             raise TemplateError(f"the model's chat template refuses these messages: {error}") from error

@@ -68,6 +68,8 @@ class _Plan:
     chain: tuple[int, ...]
     mode: DecisionMode
     reason: str
+    detour_s: float = 0.0
+    """What is taken from the budget of second looks if the plan is carried out."""
 
 
 class AdaptivePolicy:
@@ -85,7 +87,6 @@ class AdaptivePolicy:
         self._overdue_at = -math.inf
         self._second_look_at = -math.inf
         self._budget_s = 0.0
-        self._detour_s = 0.0
         self._request_s = 1.0
         self._output_tokens = OUTPUT_TOKENS_FIRST
         self._prompt_tokens = PROMPT_TOKENS_FIRST
@@ -95,7 +96,12 @@ class AdaptivePolicy:
         plan = self._plan(graph, request, rng, now)
         if plan is None:
             return None
+        self._budget_s -= plan.detour_s
         return RouteChoice(Candidate(graph.route(plan.chain), 0.0), plan.mode, plan.reason)
+
+    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
+        """Nothing is drawn but ties: the route that was taken had to be."""
+        return {chosen.signature: 1.0}
 
     def taken(self, flight: Flight) -> None:
         now = flight.taken_at
@@ -154,7 +160,9 @@ class AdaptivePolicy:
         self, model: ServedModel, candidates: Sequence[Candidate], now: float
     ) -> Mapping[Signature, ArmOpinion]:
         graph = self._graph(model, now)
+        looked_at = self._second_look_at
         plan = self._plan(graph, RouteRequest(model, candidates), Random(0), now)
+        self._second_look_at = looked_at  # To be asked is not to look.
         next_signature = graph.route(plan.chain).signature if plan else None
         return {
             candidate.signature: self._opinion(candidate, plan if candidate.signature == next_signature else None, now)
@@ -240,7 +248,7 @@ class AdaptivePolicy:
         self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
     ) -> _Plan | None:
         idle = [p for p, belief in enumerate(beliefs) if not belief.in_flight and not belief.is_unproven]
-        best_gain, best_chain = 0.0, None
+        best_gain, best_chain, detour_s = 0.0, None, 0.0
         for place, (seconds, own_s, chain) in graph.quickest_through(idle, costs).items():
             belief = beliefs[place]
             # It may have become faster, and it may be innocent of what it is accused of.
@@ -251,11 +259,10 @@ class AdaptivePolicy:
             extra_s = max(0.0, seconds - price_s - best_s) + belief.fault_share(now) * self._request_s
             if gain_s > 0 and 0 < extra_s <= self._budget_s and gain_s / extra_s > best_gain:
                 best_gain, best_chain = gain_s / extra_s, chain
-                self._detour_s = extra_s
+                detour_s = extra_s
         if best_chain is None:
             return None
-        self._budget_s -= self._detour_s
-        return _Plan(best_chain, DecisionMode.SCOUT, "second look")
+        return _Plan(best_chain, DecisionMode.SCOUT, "second look", detour_s)
 
     def _quickest_not_excluded(
         self, graph: LayerGraph, costs: Costs, request: RouteRequest

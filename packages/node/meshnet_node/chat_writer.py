@@ -1,0 +1,152 @@
+"""How a head's answers look on the wire: chunks of an OpenAI chat stream, or one object.
+
+Token ids and timings ride along in ``meshnet``. Text completions are written in the same words: whoever asked
+the tracker for one gets it from there in the completions' own form.
+"""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+from uuid import uuid4
+
+import msgspec
+
+from meshnet_node.answer_parser import Content, Part, Thinking
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError
+from meshnet_node.head import Chat, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd
+from meshnet_node.tool_format import ParsedCall
+from meshnet_protocol.ids import NodeId
+from meshnet_protocol.messages import (
+    ChatChunk,
+    Choice,
+    ChoiceLogprobs,
+    ContentLogprob,
+    Delta,
+    FunctionDelta,
+    HeadReport,
+    ToolCallDelta,
+    Usage,
+)
+
+
+class ChatWriter:
+    """Writes one request's answers."""
+
+    def __init__(self, model: str) -> None:
+        self._id = f"chatcmpl-{uuid4().hex}"
+        self._created = int(time.time())
+        self._model = model
+        self._index = -1
+        self._call_count = 0
+
+    async def write(self, chat: Chat) -> AsyncGenerator[bytes, None]:
+        """The stream's events, but its last."""
+        async with aclosing(chat.stream()) as events:
+            async for event in events:
+                for chunk in self._chunks(event):
+                    yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
+
+    async def collect(self, chat: Chat) -> bytes:
+        """All answers as one ``chat.completion`` object."""
+        choices: dict[int, dict[str, Any]] = {}
+        usage: Usage | None = None
+        async with aclosing(chat.stream()) as events:
+            async for event in events:
+                match event:
+                    case ChoiceDelta(index):
+                        gathered = choices.setdefault(index, {"deltas": [], "logprobs": []})
+                        gathered["deltas"].append(self._delta(event))
+                        gathered["logprobs"] += event.logprobs
+                    case ChoiceEnd(index, finish_reason):
+                        choices[index]["finish_reason"] = finish_reason
+                    case ChatEnd():
+                        usage = event.usage
+        return msgspec.json.encode(
+            {
+                "id": self._id,
+                "object": "chat.completion",
+                "created": self._created,
+                "model": self._model,
+                "choices": [_whole_choice(index, gathered) for index, gathered in choices.items()],
+                "usage": usage,
+            }
+        )
+
+    def error(self, error: NodeError) -> bytes:
+        return b"data: " + msgspec.json.encode({"error": error_body(error)}) + b"\n\n"
+
+    def _chunks(self, event: ChatEvent) -> list[ChatChunk]:
+        match event:
+            case ChoiceDelta(index):
+                begins = index != self._index
+                delta = self._delta(event)
+                chunk = self._chunk(
+                    [Choice(index=index, delta=delta, logprobs=_logprobs(event.logprobs))],
+                    meshnet=HeadReport(token_ids=event.token_ids),
+                )
+                role = Choice(index=index, delta=Delta(role="assistant", content=""))
+                return [self._chunk([role]), chunk] if begins else [chunk]
+            case ChoiceEnd(index, finish_reason):
+                return [self._chunk([Choice(index=index, delta=Delta(), finish_reason=finish_reason)])]
+            case ChatEnd(usage, timings):
+                return [self._chunk([], usage=usage, meshnet=HeadReport(timings=timings))]
+
+    def _delta(self, event: ChoiceDelta) -> Delta:
+        if event.index != self._index:
+            self._index, self._call_count = event.index, 0
+        calls = [self._call(part) for part in event.parts if isinstance(part, ParsedCall)]
+        return Delta(
+            content=_joined(event.parts, Content),
+            reasoning_content=_joined(event.parts, Thinking),
+            tool_calls=calls,
+        )
+
+    def _call(self, call: ParsedCall) -> ToolCallDelta:
+        self._call_count += 1
+        return ToolCallDelta(
+            index=self._call_count - 1,
+            id=f"call_{uuid4().hex[:24]}",
+            function=FunctionDelta(name=call.name, arguments=call.arguments),
+        )
+
+    def _chunk(self, choices: list[Choice], **fields: Any) -> ChatChunk:
+        return ChatChunk(id=self._id, created=self._created, model=self._model, choices=choices, **fields)
+
+
+def error_body(error: NodeError) -> dict[str, str | None]:
+    """An OpenAI error object; ``culprit`` names the hop further down that failed, where one did."""
+    match error:
+        case LinkError():
+            culprit: NodeId | None = error.node_id
+        case RemoteHopError():
+            culprit = error.culprit if error.code == LinkError.code else None
+        case _:
+            culprit = None
+    return {
+        "message": str(error),
+        "type": "meshnet_node_error",
+        "param": error.param if isinstance(error, RequestError) else None,
+        "code": error.code,
+        "culprit": culprit,
+    }
+
+
+def _joined(parts: Sequence[Part], kind: type[Content] | type[Thinking]) -> str | None:
+    return "".join(part.text for part in parts if isinstance(part, kind)) or None
+
+
+def _logprobs(entries: Sequence[ContentLogprob]) -> ChoiceLogprobs | None:
+    return ChoiceLogprobs(content=list(entries)) if entries else None
+
+
+def _whole_choice(index: int, gathered: dict[str, Any]) -> dict[str, Any]:
+    deltas: list[Delta] = gathered["deltas"]
+    message: dict[str, Any] = {"role": "assistant", "content": "".join(delta.content or "" for delta in deltas)}
+    if thinking := "".join(delta.reasoning_content or "" for delta in deltas):
+        message["reasoning_content"] = thinking
+    if calls := [call for delta in deltas for call in delta.tool_calls]:
+        message["tool_calls"] = calls
+        message["content"] = message["content"] or None
+    logprobs = {"content": gathered["logprobs"]} if gathered["logprobs"] else None
+    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": gathered["finish_reason"]}

@@ -1,0 +1,32 @@
+// The live list of calls. The browser's EventSource reconnects by itself and says which event it saw last.
+import { useEffect, useState } from "./vendor/htm-preact.js";
+
+const CALLS_KEPT_MAX = 500;
+
+export function useCalls() {
+  const [state, setState] = useState({ calls: [], isLive: false, isLoaded: false });
+  useEffect(() => {
+    const byId = new Map();
+    let isPending = false;
+    const show = () => {
+      isPending = false;
+      const calls = [...byId.values()].sort((a, b) => b.at - a.at);
+      calls.splice(CALLS_KEPT_MAX).forEach((call) => byId.delete(call.id));
+      setState((before) => ({ ...before, calls, isLoaded: true }));
+    };
+    const source = new EventSource("/v1/calls/stream");
+    source.onopen = () => setState((before) => ({ ...before, isLive: true, isLoaded: true }));
+    source.onerror = () => setState((before) => ({ ...before, isLive: false }));
+    source.onmessage = (message) => {
+      const call = JSON.parse(message.data);
+      byId.set(call.id, call);
+      // Many calls arrive together; one drawing shows them all.
+      if (!isPending) {
+        isPending = true;
+        setTimeout(show, 100);
+      }
+    };
+    return () => source.close();
+  }, []);
+  return state;
+}

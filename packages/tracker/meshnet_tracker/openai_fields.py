@@ -1,0 +1,95 @@
+"""Single fields of an OpenAI request, read leniently where no meaning is lost. All raise MalformedRequestError.
+
+Null means absent, integers may be written 5.0.
+"""
+
+from typing import Any
+
+import msgspec
+
+from meshnet_tracker.errors import MalformedRequestError
+
+Json = dict[str, Any]
+
+INTEGER_MAX = 2**63 - 1
+TOKENS_MAX = 2**31 - 1
+BIASES_MAX = 2048
+BIAS_MAX = 100.0
+
+
+def decode_object(body: bytes) -> Json:
+    """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN."""
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedRequestError(f"The body is not valid JSON: {error}.") from error
+    if not isinstance(decoded, dict):
+        raise MalformedRequestError("The body must be a JSON object.")
+    return {name: value for name, value in decoded.items() if value is not None}
+
+
+def typed(fields: Json, name: str, kind: type, description: str) -> Any:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise MalformedRequestError(f"'{name}' must be {description}.", param=name)
+    return value
+
+
+def flag(fields: Json, name: str) -> bool:
+    return bool(typed(fields, name, bool, "a boolean"))
+
+
+def number(fields: Json, name: str, low: float, high: float, *, default: float) -> float:
+    value = fields.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise MalformedRequestError(f"'{name}' must be a number.", param=name)
+    if not low <= value <= high:
+        raise MalformedRequestError(f"'{name}' must be between {low} and {high}, got {value}.", param=name)
+    return float(value)
+
+
+def integer(fields: Json, name: str, low: int, high: int) -> int | None:
+    value = fields.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise MalformedRequestError(f"'{name}' must be an integer.", param=name)
+    if not low <= value <= high:
+        raise MalformedRequestError(f"'{name}' must be between {low} and {high}.", param=name)
+    return value
+
+
+def token_limit(fields: Json) -> int | None:
+    """The smaller of the two names for it; far too much is as good as no limit, because the context caps it."""
+    limits = [
+        min(limit, TOKENS_MAX)
+        for limit in (integer(fields, name, 0, INTEGER_MAX) for name in ("max_tokens", "max_completion_tokens"))
+        if limit is not None
+    ]
+    return min(limits, default=None)
+
+
+def stop_strings(fields: Json) -> list[str]:
+    stop = fields.get("stop", [])
+    texts = [stop] if isinstance(stop, str) else stop
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise MalformedRequestError("'stop' must be a string or an array of strings.", param="stop")
+    return [text for text in texts if text]
+
+
+def logit_bias(fields: Json) -> dict[int, float]:
+    biases = typed(fields, "logit_bias", dict, "an object") or {}
+    if len(biases) > BIASES_MAX:
+        raise MalformedRequestError(f"'logit_bias' has more than {BIASES_MAX} entries.", param="logit_bias")
+    read: dict[int, float] = {}
+    for key, value in biases.items():
+        if not (key.isascii() and key.isdecimal()) or len(key) > len(str(TOKENS_MAX)) or int(key) > TOKENS_MAX:
+            raise MalformedRequestError(f"'logit_bias' has the key {key!r}; keys are token ids.", param="logit_bias")
+        if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > BIAS_MAX:
+            raise MalformedRequestError(
+                f"'logit_bias' of token {key} must be a number from -100 to 100.", param="logit_bias"
+            )
+        read[int(key)] = float(value)
+    return read
