@@ -22,6 +22,7 @@ import structlog
 from meshnet_protocol.messages import HopTiming
 from meshnet_tracker.chat import Chat, Outcome
 from meshnet_tracker.fleet import ServedModel
+from meshnet_tracker.route_policy import RouteRequest
 from meshnet_tracker.testing import RunningTracker, make_card, running_tracker
 
 MODELS, HEADS, OTHERS = 7, 8, 21
@@ -94,9 +95,12 @@ async def measure(seconds: float, calls_per_s: int) -> dict[str, Any]:
         page.terminate()
         await page.wait()
         candidates, now = tracker.server.router.candidates(models[0]), time.monotonic()
+        router = tracker.server.router
+        choice = router._choose_among(RouteRequest(models[0], candidates), now)
+        assert choice is not None
         started = time.perf_counter()
         for _ in range(1000):
-            tracker.server.router._odds_of(candidates, now)
+            router._odds_of(candidates, choice, now)
         odds_s = (time.perf_counter() - started) / 1000
     return {
         "nodes": MODELS * (HEADS + OTHERS),

@@ -3,7 +3,8 @@
 Ceilings: 100 us for a choice at 100 heads and 1,000 nodes with the route structure cached, because it is
 paid by every chat; 50 ms for a full enumeration at 10,000 nodes, because it is paid at every change of
 topology. The choice is timed twice: with nothing changed since the last one, and (``choose_loaded``) with
-a heartbeat in between, so that every prior is computed again. Run it: ``python benchmarks/route_choice.py``.
+a heartbeat in between, so that every prior is computed again. ``adaptive_us_p50`` is the adaptive policy's choice,
+reservation and release, by the number of routes there are. Run it: ``python benchmarks/route_choice.py``.
 """
 
 import json
@@ -13,6 +14,8 @@ from collections.abc import Callable
 from random import Random
 
 from meshnet_protocol.messages import Heartbeat
+from meshnet_tracker.bench.contenders import ADAPTIVE, CONTENDERS
+from meshnet_tracker.bench.decision_time import decision_us
 from meshnet_tracker.candidates import enumerate_routes
 from meshnet_tracker.fleet import Fleet, FleetNode, HeartbeatReceived, NodeRegistered, ServedModel
 from meshnet_tracker.router import Router
@@ -23,6 +26,7 @@ LAYER_COUNT = 40
 CUTS = (10, 16, 20, 22, 28, 32)
 ROUNDS = 2000
 ENUMERATIONS = 15
+ROUTE_COUNTS = (6, 48, 756, 5040)
 
 
 def build_fleet(*, node_count: int, head_count: int, rng: Random) -> tuple[Fleet, ServedModel]:
@@ -90,6 +94,7 @@ if __name__ == "__main__":
         "choose_us_p50": round(choose_us(is_load_changing=False), 1),
         "choose_loaded_us_p50": round(choose_us(is_load_changing=True), 1),
         "enumerate_10000_nodes_ms_p50": round(enumerate_ms(), 1),
+        "adaptive_us_p50": {routes: round(decision_us(CONTENDERS[ADAPTIVE], routes)[1], 1) for routes in ROUTE_COUNTS},
         "choose_us_max": 100,
         "enumerate_10000_nodes_ms_max": 50,
     }

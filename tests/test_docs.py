@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-COMMANDS = ("tracker", "node", "status", "routes", "calls", "chat", "demo")
-FLAGS_OF_OTHERS = {"--reinstall-package", "--no-binary-package", "--locked"}
+COMMANDS = ("tracker", "node", "status", "routes", "calls", "chat", "demo", "bench routing")
+FLAGS_OF_OTHERS = {"--group", "--reinstall-package", "--no-binary-package", "--locked"}
 
 
 @cache
@@ -19,7 +19,9 @@ def help_text() -> str:
     command = [sys.executable, "-m", "meshnet_cli"]
     environment = {"COLUMNS": "300", "NO_COLOR": "1", "PATH": ""}
     pages = [
-        subprocess.run([*command, name, "--help"], capture_output=True, text=True, check=True, env=environment).stdout
+        subprocess.run(
+            [*command, *name.split(), "--help"], capture_output=True, text=True, check=True, env=environment
+        ).stdout
         for name in COMMANDS
     ]
     return "\n".join(pages)

@@ -5,6 +5,7 @@ import sys
 import typer
 from typer.exceptions import Abort, TyperException
 
+from meshnet_cli.bench_command import bench
 from meshnet_cli.calls_command import calls
 from meshnet_cli.chat_command import chat
 from meshnet_cli.demo.command import demo
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (tracker, node, status, routes, calls, chat, demo):
     app.command()(command)
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:

@@ -9,6 +9,9 @@ import typer
 from meshnet_cli.errors import CommandError
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_database
+from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
+from meshnet_tracker.policies import POLICIES
+from meshnet_tracker.policies.proportional import PROPORTIONAL
 from meshnet_tracker.server import run_tracker
 from meshnet_tracker.settings import TrackerSettings
 
@@ -49,6 +52,20 @@ def tracker(
     route_stats_half_life: Annotated[
         float, typer.Option(envvar="MESHNET_ROUTE_STATS_HALF_LIFE", help="Seconds until a measurement counts half.")
     ] = 600.0,
+    route_policy: Annotated[
+        str,
+        typer.Option(
+            envvar="MESHNET_ROUTE_POLICY",
+            help=f"How routes are chosen: {' or '.join(POLICIES)}. Adaptive learns per node and heeds load.",
+        ),
+    ] = PROPORTIONAL,
+    route_candidates_max: Annotated[
+        int,
+        typer.Option(
+            envvar="MESHNET_ROUTE_CANDIDATES_MAX",
+            help="Routes listed at most; proportional chooses among these, adaptive among all.",
+        ),
+    ] = ROUTE_CANDIDATES_MAX,
     model_alias: Annotated[
         list[str] | None,
         typer.Option(
@@ -84,6 +101,8 @@ def tracker(
             route_weight_alpha=route_weight_alpha,
             route_stats_half_life_s=route_stats_half_life,
             route_min_sample_tokens=min_sample_tokens(),
+            route_policy=route_policy,
+            route_candidates_max=route_candidates_max,
             model_aliases=parse_aliases(model_alias or []),
         )
     )

@@ -191,6 +191,11 @@ def explain_no_route(model: ServedModel) -> str:
     return f"{name}: layer {stuck_at} is held, but cannot be entered there yet: {'; '.join(holders[:4])}"
 
 
+def prior_tps(route: Route, model: ServedModel) -> float:
+    """Of the route's slowest hop, as its node's own figures promise; every node must be live."""
+    return min(_hop_tps(model.nodes[hop.node_id], hop.layers.layer_count) for hop in route.hops)
+
+
 def _hop_tps(node: FleetNode, layers_run: int) -> float:
     rate = node.registration.layer_tokens_per_s
     return rate / layers_run / (1 + node.queue_depth) * node.reputation

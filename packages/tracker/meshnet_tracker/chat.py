@@ -120,6 +120,11 @@ class Chat:
         return None if self.last_byte_at is None else self.last_byte_at - self.dispatched_at
 
     @property
+    def route_ttft_s(self) -> float | None:
+        """From dispatch to the head until its first text."""
+        return None if self.first_text_at is None else self.first_text_at - self.dispatched_at
+
+    @property
     def tells_of_its_route(self) -> bool:
         """One complete answer whose speed was the route's own, and not that of a client which reads slowly."""
         if self.outcome is not Outcome.COMPLETED or self.run_s is None or self.understood[0].choice_count > 1:

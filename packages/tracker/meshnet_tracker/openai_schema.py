@@ -61,6 +61,9 @@ class Dialect(StrEnum):
     COMPLETION = "completion"
 
 
+CHARS_PER_TOKEN = 4
+
+
 @dataclass(frozen=True, slots=True)
 class ChatCall:
     """What a client asked for. ``head_request`` lacks its model name and plan until a route is chosen."""
@@ -75,6 +78,12 @@ class ChatCall:
     @property
     def choice_count(self) -> int:
         return self.head_request.n * max(1, len(self.head_request.prompts))
+
+    @property
+    def prompt_tokens_about(self) -> int:
+        """A guess from the length of the text: only the head can count tokens."""
+        contents = (message.get("content") for message in self.head_request.messages)
+        return sum(len(content) for content in contents if isinstance(content, str)) // CHARS_PER_TOKEN
 
 
 def parse_request(body: bytes, dialect: Dialect, *, seed_rng: Random) -> ChatCall:

@@ -123,7 +123,7 @@ class ChatProxy:
                 if decision.mode is DecisionMode.PINNED:
                     break
             finally:
-                self._router.release(decision)
+                self._router.release(decision, self._clock())
         assert failure is not None
         raise _lost(failure) from failure
 
@@ -176,7 +176,9 @@ class ChatProxy:
         """A reserved route. Where none is left, what broke the last one tells more than that."""
         call, model = chat.understood
         try:
-            return self._router.choose(model, pinned=call.pinned, exclude=failed, now=self._clock())
+            return self._router.choose(
+                model, pinned=call.pinned, exclude=failed, prompt_tokens=call.prompt_tokens_about, now=self._clock()
+            )
         except NoRouteError as error:
             raise (_lost(failure) if failure else error) from failure
 
@@ -239,7 +241,13 @@ class ChatProxy:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
         if chat.tells_of_its_route and chat.run_s is not None:
             chat.is_sampled = self._router.observe(
-                decision, completion_tokens=chat.usage.completion_tokens, seconds=chat.run_s, now=self._clock()
+                decision,
+                completion_tokens=chat.usage.completion_tokens,
+                seconds=chat.run_s,
+                now=self._clock(),
+                prompt_tokens=chat.usage.prompt_tokens,
+                ttft_s=chat.route_ttft_s,
+                timings=chat.timings,
             )
 
     def _note_failure(self, chat: Chat, decision: RouteDecision, error: AttemptFailedError) -> None:
@@ -251,6 +259,7 @@ class ChatProxy:
             error=str(error),
             suspects=suspects,
         )
+        self._router.note_failure(decision, suspects=suspects, is_overload=error.is_overload, now=self._clock())
         for node_id in suspects:
             self._suspect(node_id)
         if not error.is_overload:

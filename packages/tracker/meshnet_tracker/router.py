@@ -1,9 +1,9 @@
 """One decision per request: which route, why, and the room reserved on it in the same call.
 
 The router ties together what is possible (``candidates``), what is believed (``RouteStatsStore``) and
-what is done (``choose_route``). Every decision is released exactly once, whatever became of the request.
+what is done (a ``RoutePolicy``). Every decision is released exactly once, whatever became of the request.
 
-Where the bandit has nothing to say, a *greedy fallback* still serves the request:
+Where the policy has nothing to say, a *greedy fallback* still serves the request:
 
 - every enumerated candidate has been tried and failed, but another chain holds all layers (the
   enumeration keeps one completion per head; its twin may be alive);
@@ -12,14 +12,14 @@ Where the bandit has nothing to say, a *greedy fallback* still serves the reques
 """
 
 import itertools
-from collections import Counter
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from types import MappingProxyType
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
-from meshnet_protocol.messages import PlannedHop
+from meshnet_protocol.messages import HopTiming, PlannedHop
 from meshnet_protocol.routes import Route, chain_hops
 from meshnet_tracker.candidates import (
     Candidate,
@@ -29,6 +29,9 @@ from meshnet_tracker.candidates import (
 )
 from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, UnknownModelError
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
+from meshnet_tracker.policies.proportional import ProportionalPolicy
+from meshnet_tracker.reservations import Reservations
+from meshnet_tracker.route_policy import Completion, Failure, Flight, RoutePolicy, RouteRequest
 from meshnet_tracker.routing_stats import (
     DecisionMode,
     RouteChoice,
@@ -36,8 +39,6 @@ from meshnet_tracker.routing_stats import (
     RouteStatsStore,
     RoutingConfig,
     best_prior,
-    choose_route,
-    expected_shares,
 )
 from meshnet_tracker.traffic import TrafficShares
 
@@ -80,18 +81,20 @@ class Router:
         config: RoutingConfig,
         rng: Random,
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
+        policy: RoutePolicy | None = None,
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
         self.config = config
+        self.policy: RoutePolicy = policy or ProportionalPolicy(stats=stats, config=config)
         self._fleet = fleet
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
-        self._reservations: dict[int, Signature] = {}
-        self._in_flight: Counter[Signature] = Counter()
+        self._reservations = Reservations()
         self._next_reservation = itertools.count(1)
+        self._latest_now = 0.0
 
     def resolve_model(self, name: str | None) -> ServedModel:
         """The model a request means, by public name, model key or alias; without a name, the only one there is.
@@ -126,42 +129,71 @@ class Router:
         now: float,
         pinned: Sequence[NodeId] | None = None,
         exclude: Collection[Signature] = (),
+        prompt_tokens: int | None = None,
     ) -> RouteDecision:
         """A route for one request, reserved until ``release``. ``exclude`` are arms that just failed it.
+
+        ``prompt_tokens`` is about how long its prompt is, if that is known.
 
         Raises NoRouteError; for a pinned route InvalidRouteError or RouteUnavailableError.
         """
         if pinned is not None:
-            return self._reserve(self._pinned_route(model, pinned), DecisionMode.PINNED, "pinned")
-        candidates = [c for c in self.candidates(model) if c.signature not in exclude]
-        if candidates:
-            odds = self._odds_of(candidates, now)
-            choice = self._choose_among(candidates, now)
-            decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, odds)
-        else:
-            decision = self._fall_back(model, exclude)
+            route = self._pinned_route(model, pinned)
+            return self._reserve(route, DecisionMode.PINNED, "pinned", now, prompt_tokens)
+        candidates = self.candidates(model)
+        if exclude:
+            candidates = tuple(c for c in candidates if c.signature not in exclude)
+        choice = self._choose_among(RouteRequest(model, candidates, exclude, prompt_tokens), now)
+        odds = () if choice is None else self._odds_of(candidates, choice, now)
+        if choice is None:
+            choice = self._fall_back(model, exclude)
+        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, odds)
         self._traffic.count(model.model_key, decision.signature, now)
         return decision
 
-    def release(self, decision: RouteDecision) -> None:
-        """Give the room back. To do so twice is a bug of the caller."""
-        assert decision.reservation in self._reservations, f"reservation {decision.reservation} released twice"
-        signature = self._reservations.pop(decision.reservation)
-        self._in_flight[signature] -= 1
-        if not self._in_flight[signature]:
-            del self._in_flight[signature]
+    def release(self, decision: RouteDecision, now: float | None = None) -> None:
+        """Give the room back. To do so twice is a bug of the caller. Without ``now``: at the last time heard of."""
+        flight = self._reservations.give_back(decision.reservation)
+        self.policy.released(flight, self._latest(now))
 
-    def observe(self, decision: RouteDecision, *, completion_tokens: int, seconds: float, now: float) -> bool:
-        """A request that ran on this route from start to end; whether the statistics took it as a sample."""
+    def observe(
+        self,
+        decision: RouteDecision,
+        *,
+        completion_tokens: int,
+        seconds: float,
+        now: float,
+        prompt_tokens: int = 0,
+        ttft_s: float | None = None,
+        timings: Sequence[HopTiming] = (),
+    ) -> bool:
+        """A request that ran on this route from start to end; whether the statistics took it as a sample.
+
+        To be called before ``release``.
+        """
         sample = RouteSample(decision.route.model_key, decision.signature, completion_tokens, seconds, decision.epoch)
-        return self._stats.observe(sample, now)
+        is_sample = self._stats.observe(sample, now)
+        flight = self._reservations.flight(decision.reservation)
+        if is_sample and flight is not None:
+            completion = Completion(completion_tokens, seconds, prompt_tokens, ttft_s, timings)
+            self.policy.completed(flight, completion, self._latest(now))
+        return is_sample
+
+    def note_failure(
+        self, decision: RouteDecision, *, suspects: Sequence[NodeId], is_overload: bool = False, now: float
+    ) -> None:
+        """The attempt failed by the route's doing, and not the client's. To be called before ``release``."""
+        flight = self._reservations.flight(decision.reservation)
+        if flight is not None:
+            self.policy.failed(flight, Failure(tuple(suspects), is_overload), self._latest(now))
 
     def prune(self, now: float) -> None:
         self._traffic.prune(now)
         self._stats.prune(now)
+        self.policy.prune(now)
 
     def in_flight(self, signature: Signature) -> int:
-        return self._in_flight[signature]
+        return self._reservations.on_arm(signature)
 
     @property
     def in_flight_total(self) -> int:
@@ -170,54 +202,81 @@ class Router:
     def actual_shares(self, model_key: ModelKey, now: float) -> dict[Signature, float]:
         return self._traffic.shares(model_key, now)
 
-    def _choose_among(self, candidates: Sequence[Candidate], now: float) -> RouteChoice[Candidate]:
+    def _latest(self, now: float | None) -> float:
+        """Policies see a clock that never steps back and always is a number."""
+        if now is not None and math.isfinite(now):
+            self._latest_now = max(self._latest_now, now)
+        return self._latest_now
+
+    def _choose_among(self, request: RouteRequest, now: float) -> RouteChoice[Candidate] | None:
+        if not request.candidates:
+            return None
         try:
-            return choose_route(candidates, self._stats, self.config, self.rng, now)
+            return self.policy.choose(request, self.rng, self._latest(now))
         except Exception as error:  # Whatever is wrong with what was learnt, the chat can still be served.
             reason = f"statistics unavailable: {type(error).__name__}"
-            return RouteChoice(best_prior(candidates), DecisionMode.GREEDY_FALLBACK, reason)
+            return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
-    def _odds_of(self, candidates: Sequence[Candidate], now: float) -> tuple[ArmOdds, ...]:
-        """For people: each candidate's chance before the draw. Unknown if the statistics fail."""
+    def _odds_of(
+        self, candidates: Sequence[Candidate], choice: RouteChoice[Candidate], now: float
+    ) -> tuple[ArmOdds, ...]:
+        """For people: the arms' chances before the draw. Unknown if the statistics fail."""
         try:
-            shares = expected_shares(candidates, self._stats, self.config, now)
+            shares = self.policy.odds(candidates, choice.candidate, now)
+            model_key = choice.candidate.model_key
             return tuple(
-                ArmOdds(arm.signature, shares[arm.signature], self._stats.view(arm.model_key, arm.signature, now).tps)
-                for arm in candidates
+                ArmOdds(signature, share, self._stats.view(model_key, signature, now).tps)
+                for signature, share in shares.items()
             )
         except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
             return ()
 
-    def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteDecision:
+    def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteChoice[Candidate]:
         ready = model.ready_nodes()
         suspected_too = [node for node in model.nodes.values() if not node.is_draining]
         for nodes, reason in ((ready, "passed-over chain"), (suspected_too, "suspected node")):
             route = find_chain(model, nodes, lambda route: route.signature in exclude)
             if route is not None:
-                return self._reserve(route, DecisionMode.GREEDY_FALLBACK, reason)
+                return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, reason)
         raise NoRouteError(explain_no_route(model))
 
-    def _reserve(self, route: Route, mode: DecisionMode, reason: str, odds: tuple[ArmOdds, ...] = ()) -> RouteDecision:
-        reservation = next(self._next_reservation)
+    def _reserve(
+        self,
+        route: Route,
+        mode: DecisionMode,
+        reason: str,
+        now: float,
+        prompt_tokens: int | None,
+        odds: tuple[ArmOdds, ...] = (),
+    ) -> RouteDecision:
+        nodes = [self._live_node(hop.node_id) for hop in route.hops]
         decision = RouteDecision(
-            reservation=reservation,
+            reservation=next(self._next_reservation),
             mode=mode,
             reason=reason,
             route=route,
             planned_hops=tuple(
                 PlannedHop(
                     node_id=hop.node_id,
-                    url=self._live_node(hop.node_id).registration.url,
+                    url=node.registration.url,
                     start_layer=hop.start_layer,
                     end_layer=hop.end_layer,
                 )
-                for hop in route.hops
+                for hop, node in zip(route.hops, nodes, strict=True)
             ),
             epoch=self._stats.epoch(route.model_key),
             odds=odds,
         )
-        self._reservations[reservation] = route.signature
-        self._in_flight[route.signature] += 1
+        flight = Flight(
+            reservation=decision.reservation,
+            route=route,
+            incarnations=tuple(node.registration.incarnation for node in nodes),
+            taken_at=self._latest(now),
+            is_scout=mode is DecisionMode.SCOUT,
+            prompt_tokens=prompt_tokens,
+        )
+        self._reservations.take(flight)
+        self.policy.taken(flight)
         return decision
 
     def _live_node(self, node_id: NodeId) -> FleetNode:

@@ -29,6 +29,7 @@ from meshnet_tracker.errors import SettingsError
 PROVEN_MASS_MIN = 0.5
 PRUNE_AFTER_S = 24 * 3600.0
 ARMS_PER_MODEL_MAX = 10_000
+DEVIATION_SAMPLES = 16
 
 
 class ArmStatus(StrEnum):
@@ -119,13 +120,17 @@ class RouteSample:
 
 @dataclass(frozen=True, slots=True)
 class ArmView:
-    """A snapshot of one arm. ``tps`` and ``last_sample_age_s`` are None for an arm without samples."""
+    """A snapshot of one arm. ``tps`` and ``last_sample_age_s`` are None for an arm without samples.
+
+    ``tps_deviation`` is how far single samples lie from their mean; None below two samples.
+    """
 
     status: ArmStatus
     tps: float | None
     mass: float
     sample_count: int
     last_sample_age_s: float | None
+    tps_deviation: float | None = None
 
 
 _NEVER_SAMPLED = ArmView(ArmStatus.UNSAMPLED, None, 0.0, 0, None)
@@ -136,6 +141,8 @@ class _Arm:
     mean: DecayedMean
     sample_count: int
     epoch: int
+    deviation: float = 0.0
+    """Mean distance of new samples from the mean they met: only for showing how sure the mean is."""
 
 
 class RouteStatsStore:
@@ -174,7 +181,9 @@ class RouteStatsStore:
         if arm is None:
             return _Arm(news, 1, sample.epoch)
         mean = arm.mean.merge(replace(news, timestamp=max(now, arm.mean.timestamp)), half_life_s=self._half_life_s)
-        return _Arm(mean, arm.sample_count + 1, max(arm.epoch, sample.epoch))
+        distance = abs(sample.tps - arm.mean.value)
+        deviation = distance + (arm.deviation - distance) * (1 - 1 / min(arm.sample_count, DEVIATION_SAMPLES))
+        return _Arm(mean, arm.sample_count + 1, max(arm.epoch, sample.epoch), deviation)
 
     def view(self, model_key: ModelKey, signature: Signature, now: float) -> ArmView:
         arm = self._arms.get(model_key, {}).get(signature)
@@ -186,7 +195,9 @@ class RouteStatsStore:
             status = ArmStatus.STALE
         elif mass < PROVEN_MASS_MIN:
             status = ArmStatus.DECAYED
-        return ArmView(status, arm.mean.value, mass, arm.sample_count, max(0.0, now - arm.mean.timestamp))
+        age_s = max(0.0, now - arm.mean.timestamp)
+        deviation = arm.deviation if arm.sample_count > 1 else None
+        return ArmView(status, arm.mean.value, mass, arm.sample_count, age_s, deviation)
 
     def mean(self, model_key: ModelKey, signature: Signature) -> DecayedMean | None:
         """What another tracker would merge into its own."""

@@ -23,6 +23,7 @@ from meshnet_protocol.ids import NodeId
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
+from meshnet_tracker.chain_fill import FilledCandidates
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.fleet import (
@@ -39,8 +40,11 @@ from meshnet_tracker.fleet import (
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
 from meshnet_tracker.observers import Observers
+from meshnet_tracker.policies.adaptive import ADAPTIVE, AdaptivePolicy
+from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.proxy import ChatProxy
 from meshnet_tracker.pulse import SAMPLE_PERIOD_S
+from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings
@@ -66,13 +70,14 @@ class TrackerServer:
             _store().prepare(settings.database)
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
-        self._candidates = CandidateCache(limit=settings.route_candidates_max)
+        self._candidates, policy = _routing_parts(settings, self.stats)
         self.router = Router(
             fleet=self.fleet,
             stats=self.stats,
             config=settings.routing,
             rng=route_rng or Random(),
             enumerate_routes=self._enumerate_routes,
+            policy=policy,
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
@@ -176,6 +181,16 @@ class TrackerServer:
 def _store() -> ModuleType:
     """Imported late: SQLAlchemy and Alembic take as long to load as all the rest, and every command would wait."""
     return importlib.import_module("meshnet_tracker.store.opening")
+
+
+def _routing_parts(
+    settings: TrackerSettings, stats: RouteStatsStore
+) -> tuple[CandidateCache | FilledCandidates, RoutePolicy]:
+    """What a policy chooses among, and the policy: the proportional one has exactly one candidate per head."""
+    limit = settings.route_candidates_max
+    if settings.route_policy == ADAPTIVE:
+        return FilledCandidates(limit=limit), AdaptivePolicy(config=settings.routing)
+    return CandidateCache(limit=limit), ProportionalPolicy(stats=stats, config=settings.routing)
 
 
 def listen(settings: TrackerSettings) -> socket.socket:

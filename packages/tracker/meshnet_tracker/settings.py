@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
+from meshnet_tracker.policies import POLICIES
+from meshnet_tracker.policies.proportional import PROPORTIONAL
 from meshnet_tracker.routing_stats import RoutingConfig
 
 HEARTBEAT_PERIOD_S_MIN = 0.01
 PORT_MAX = 65535
+CANDIDATES_MAX = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +27,7 @@ class TrackerSettings:
     route_weight_alpha: float = 1.0
     route_stats_half_life_s: float = 600.0
     route_min_sample_tokens: int = 8
+    route_policy: str = PROPORTIONAL
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names under which models may be asked for, and the names they stand for."""
@@ -41,8 +45,12 @@ class TrackerSettings:
             raise SettingsError(
                 f"--heartbeat-period must be at least {HEARTBEAT_PERIOD_S_MIN} seconds, not {self.heartbeat_period_s}"
             )
-        if self.route_candidates_max < 1:
-            raise SettingsError(f"route candidates max must be at least 1, got {self.route_candidates_max}")
+        if self.route_policy not in POLICIES:
+            raise SettingsError(f"--route-policy must be one of {', '.join(POLICIES)}, not {self.route_policy!r}")
+        if not 1 <= self.route_candidates_max <= CANDIDATES_MAX:
+            raise SettingsError(
+                f"--route-candidates-max must be 1 to {CANDIDATES_MAX}, not {self.route_candidates_max}"
+            )
         if not 0 < self.comment_period_s < math.inf:
             raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
         for alias, name in self.model_aliases.items():

@@ -1,0 +1,349 @@
+"""Laws that every policy keeps, whatever happens; where the default's own decision differs, it is exempt by name."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshnet_protocol.messages import Heartbeat, HopTiming, Leave
+from meshnet_tracker.chain_fill import FilledCandidates
+from meshnet_tracker.errors import NoRouteError, RouteUnavailableError
+from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeLeft, NodeRegistered, NodeSuspected, ServedModel
+from meshnet_tracker.policies.adaptive import AdaptivePolicy
+from meshnet_tracker.policies.node_beliefs import COOLING_S_MAX, FAULT_HALF_LIFE_S, NodeBelief
+from meshnet_tracker.policies.proportional import ProportionalPolicy
+from meshnet_tracker.route_policy import RoutePolicy
+from meshnet_tracker.router import RouteDecision, Router
+from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore, RoutingConfig
+from meshnet_tracker.routing_table import routing_table
+from meshnet_tracker.testing import make_card, make_registration
+
+LAYERS = 12
+CARD = make_card(layer_count=LAYERS)
+CONFIG = RoutingConfig()
+POLICIES: dict[str, Callable[[RouteStatsStore], RoutePolicy]] = {
+    "proportional": lambda stats: ProportionalPolicy(stats=stats, config=CONFIG),
+    "adaptive": lambda _: AdaptivePolicy(config=CONFIG),
+}
+every_policy = pytest.mark.parametrize("policy", POLICIES)
+# The default scouts by its share of traffic and starts cold at the best prior, and it does not learn from failures.
+learns_from_failures = pytest.mark.parametrize("policy", [name for name in POLICIES if name != "proportional"])
+any_seconds = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(0.01, 100))
+any_tokens = st.integers(-2, 10**12)
+
+
+@dataclass
+class Mesh:
+    """A small mesh with a router of the given policy, and the requests that are out."""
+
+    policy: str
+    fleet: Fleet = field(default_factory=Fleet)
+    stats: RouteStatsStore = field(default_factory=lambda: RouteStatsStore(CONFIG))
+    held: list[RouteDecision] = field(default_factory=list)
+    runs: dict[str, int] = field(default_factory=dict)
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.router = Router(
+            fleet=self.fleet,
+            stats=self.stats,
+            config=CONFIG,
+            rng=Random(3),
+            enumerate_routes=FilledCandidates(limit=8).candidates if self.policy == "adaptive" else None,
+            policy=POLICIES[self.policy](self.stats),
+        )
+
+    def join(self, instance: str, layers: str, speed: float = 1000.0, slots: int = 4) -> None:
+        self.runs[instance] = self.runs.get(instance, 0) + 1
+        registration = make_registration(
+            instance,
+            layers,
+            model=CARD,
+            layer_tokens_per_s=speed,
+            incarnation=f"{instance} {self.runs[instance]}",
+        )
+        self.fleet.handle(NodeRegistered(msgspec.structs.replace(registration, slots=slots)), self.now)
+        self.stats.bump_epoch(CARD.model_key)
+
+    def leave(self, instance: str) -> None:
+        for node in [node for node in self.fleet.nodes() if node.registration.instance == instance]:
+            registration = node.registration
+            leave = Leave(node_id=node.node_id, incarnation=registration.incarnation)
+            self.fleet.handle(NodeLeft(leave), self.now)
+            self.stats.bump_epoch(CARD.model_key)
+
+    @property
+    def model(self) -> ServedModel:
+        model = self.fleet.model(CARD.model_key)
+        assert model is not None
+        return model
+
+    def choose(self, **how: object) -> RouteDecision:
+        decision = self.router.choose(self.model, now=self.now, **how)  # type: ignore[arg-type]
+        self.held.append(decision)
+        return decision
+
+    def end(self, decision: RouteDecision, *, seconds: float | None = None, fails: bool = False) -> None:
+        if fails:
+            self.router.note_failure(decision, suspects=(), now=self.now)
+        elif seconds is not None:
+            self.router.observe(decision, completion_tokens=100, seconds=seconds, now=self.now)
+        self.router.release(decision, self.now)
+        self.held.remove(decision)
+
+    def run(self, speeds: dict[str, float], count: int, *, fails: tuple[str, ...] = ()) -> list[str]:
+        """One request after the other on whole-model nodes; who took them. ``speeds``: seconds each takes."""
+        taken: list[str] = []
+        for _ in range(count):
+            decision = self.choose()
+            (instance,) = instances(decision)
+            taken.append(instance)
+            self.now += 0.05 if instance in fails else speeds[instance]
+            self.end(decision, seconds=speeds[instance], fails=instance in fails)
+        return taken
+
+
+def instances(decision: RouteDecision) -> list[str]:
+    return [node_id.split(".")[0] for node_id in decision.route.node_ids]
+
+
+def whole_mesh(policy: str, *names: str, speed: float = 1000.0) -> Mesh:
+    mesh = Mesh(policy)
+    for name in names:
+        mesh.join(name, "0-11", speed)
+    return mesh
+
+
+actions = st.lists(
+    st.tuples(
+        st.sampled_from(["choose", "choose", "complete", "fail", "abort", "join", "leave", "beat", "suspect", "step"]),
+        st.integers(0, 5),
+        any_seconds,
+        any_tokens,
+    ),
+    max_size=60,
+)
+SHARDS = ("0-11", "0-5", "6-11", "6-11", "0-5", "0-11")
+
+
+@every_policy
+@settings(max_examples=60)
+@given(actions)
+def test_no_history_raises_leaks_a_reservation_or_shows_what_is_no_json(
+    policy: str, history: list[tuple[str, int, float, int]]
+) -> None:
+    mesh = Mesh(policy)
+    mesh.join("n0", SHARDS[0])
+    for action, index, seconds, tokens in history:
+        act(mesh, action, index, seconds, tokens)
+        live = {node.node_id for node in mesh.fleet.nodes()}
+        table = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+        json.loads(msgspec.json.encode(table), parse_constant=pytest.fail)
+        assert mesh.router.in_flight_total == len(mesh.held)
+        for arm in table["models"][0]["candidates"]:
+            assert {hop["node_id"] for hop in arm["hops"]} <= live, "a departed node is no candidate"
+    for decision in list(mesh.held):
+        mesh.end(decision)
+    table = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+    assert [arm["in_flight"] for arm in table["models"][0]["candidates"]] == [0] * len(table["models"][0]["candidates"])
+    if isinstance(mesh.router.policy, AdaptivePolicy):
+        assert mesh.router.policy.in_flight() == 0
+
+
+def act(mesh: Mesh, action: str, index: int, seconds: float, tokens: int) -> None:  # noqa: C901 - a list of cases
+    decision = mesh.held[index % len(mesh.held)] if mesh.held else None
+    match action:
+        case "choose":
+            try:
+                chosen = mesh.choose(prompt_tokens=tokens if tokens > 0 else None)
+            except NoRouteError:
+                return
+            assert all(mesh.fleet.node(node_id) is not None for node_id in chosen.route.node_ids)
+        case "complete" if decision is not None:
+            timing = HopTiming(node_id=decision.route.node_ids[0], compute_s=seconds, link_s=-seconds)
+            mesh.router.observe(
+                decision,
+                completion_tokens=tokens,
+                seconds=seconds,
+                now=mesh.now,
+                prompt_tokens=max(0, tokens),
+                ttft_s=seconds,
+                timings=[timing] * (index % 2),
+            )
+            mesh.end(decision)
+        case "fail" if decision is not None:
+            mesh.end(decision, fails=True)
+        case "abort" if decision is not None:
+            mesh.end(decision)
+        case "join":
+            mesh.join(f"n{index}", SHARDS[index], min(1e6, max(1e-3, abs(seconds))) if math.isfinite(seconds) else 1.0)
+        case "leave" if index > 0:
+            mesh.leave(f"n{index}")
+        case "beat":
+            for node in mesh.fleet.nodes():
+                beat = Heartbeat(
+                    node_id=node.node_id,
+                    incarnation=node.registration.incarnation,
+                    queue_depth=index,
+                    entry_layers=node.registration.entry_layers,
+                )
+                mesh.fleet.handle(HeartbeatReceived(beat), mesh.now)
+        case "suspect":
+            for node in list(mesh.fleet.nodes())[:index]:
+                mesh.fleet.handle(NodeSuspected(node.node_id), mesh.now)
+        case "step":
+            mesh.now = max(0.0, mesh.now + (seconds if math.isfinite(seconds) and abs(seconds) < 1e7 else -50.0))
+
+
+@every_policy
+def test_a_departed_node_is_never_chosen_not_even_pinned(policy: str) -> None:
+    mesh = whole_mesh(policy, "stays", "goes")
+    mesh.run({"stays": 2.0, "goes": 1.0}, 20)
+    gone = next(node.node_id for node in mesh.fleet.nodes() if node.registration.instance == "goes")
+    mesh.leave("goes")
+
+    assert set(mesh.run({"stays": 2.0}, 20)) == {"stays"}
+    with pytest.raises(RouteUnavailableError):
+        mesh.choose(pinned=[gone])
+
+
+@every_policy
+def test_a_retry_takes_a_route_that_was_not_tried(policy: str) -> None:
+    mesh = Mesh(policy)
+    for name, layers in (("h1", "0-5"), ("h2", "0-5"), ("t1", "6-11"), ("t2", "6-11")):
+        mesh.join(name, layers)
+    first = mesh.choose()
+    second = mesh.choose(exclude={first.signature})
+    third = mesh.choose(exclude={first.signature, second.signature})
+
+    assert len({first.signature, second.signature, third.signature}) == 3
+
+
+@learns_from_failures
+def test_a_retry_avoids_every_node_that_may_have_failed_if_it_can(policy: str) -> None:
+    mesh = Mesh(policy)
+    for name, layers in (("h1", "0-5"), ("h2", "0-5"), ("t1", "6-11"), ("t2", "6-11")):
+        mesh.join(name, layers)
+    first = mesh.choose()
+    mesh.end(first, fails=True)
+    assert not set(instances(mesh.choose(exclude={first.signature}))) & set(instances(first))
+
+
+@learns_from_failures
+def test_a_node_that_fails_fast_gets_next_to_nothing_and_is_tried_again_when_its_time_is_over(policy: str) -> None:
+    mesh = whole_mesh(policy, "good", "bad")
+    taken = mesh.run({"good": 1.0, "bad": 0.05}, 400, fails=("bad",))
+    assert taken[20:].count("bad") <= 4
+
+    mesh.now += COOLING_S_MAX + 4 * FAULT_HALF_LIFE_S
+    healed = mesh.run({"good": 1.0, "bad": 0.2}, 200)
+    assert healed[-20:].count("bad") >= 15, "every penalty ends with time"
+
+
+@learns_from_failures
+def test_with_every_node_put_aside_the_least_bad_serves_and_says_so(policy: str) -> None:
+    mesh = whole_mesh(policy, "only")
+    mesh.run({"only": 1.0}, 5, fails=("only",))
+
+    decision = mesh.choose()
+
+    assert instances(decision) == ["only"]
+    assert decision.reason.startswith("least bad")
+
+
+@learns_from_failures
+def test_an_unproven_node_gets_its_first_request_soon_and_only_one_at_a_time(policy: str) -> None:
+    mesh = whole_mesh(policy, "old")
+    mesh.run({"old": 1.0}, 30)
+    mesh.join("new", "0-11", 1.0)
+    scouts: list[float] = []
+    for _ in range(90):
+        mesh.now += 1.0
+        decision = mesh.choose()
+        if instances(decision) == ["new"]:
+            scouts.append(mesh.now)
+            assert decision.mode is DecisionMode.SCOUT
+        else:
+            mesh.end(decision, seconds=1.0)
+    assert len(scouts) == 1, "the first one is still out"
+    assert scouts[0] < 100 + 30 + 60
+
+
+@learns_from_failures
+def test_a_join_leaves_what_is_known_of_others_alone(policy: str) -> None:
+    mesh = whole_mesh(policy, "a", "b")
+    mesh.run({"a": 1.0, "b": 2.0}, 40)
+    mesh.join("c", "0-11")
+    (entry,) = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)["models"]
+    statuses = {arm["hops"][0]["node_id"].split(".")[0]: arm["status"] for arm in entry["candidates"]}
+
+    assert statuses == {"a": "proven", "b": "proven", "c": "unsampled"}
+
+
+@learns_from_failures
+def test_a_client_that_leaves_changes_nothing_but_the_count(policy: str) -> None:
+    mesh = whole_mesh(policy, "a")
+    mesh.run({"a": 1.0}, 10)
+    before = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+
+    mesh.end(mesh.choose())
+
+    after = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+    assert after["models"][0]["explanations"] == before["models"][0]["explanations"]
+
+
+@learns_from_failures
+def test_equal_nodes_are_taken_in_no_fixed_order(policy: str) -> None:
+    first = set()
+    for seed in range(12):
+        mesh = whole_mesh(policy, "a", "b", "c", "d")
+        mesh.router.rng = Random(seed)
+        first.add(instances(mesh.choose())[0])
+    assert len(first) > 1
+
+
+def test_a_heartbeat_leaves_the_count_of_a_node_alone_and_a_restart_begins_at_nothing() -> None:
+    mesh = whole_mesh("adaptive", "a")
+    policy = mesh.router.policy
+    assert isinstance(policy, AdaptivePolicy)
+    late = mesh.choose()
+    act(mesh, "beat", 5, 0.0, 0)
+    assert policy.in_flight() == 1
+
+    mesh.join("a", "0-11")
+    fresh = mesh.choose()
+    assert policy.in_flight() == 1, "what runs on the old process does not count for the new one"
+    mesh.end(late)
+    assert policy.in_flight() == 1
+    mesh.end(fresh)
+    assert policy.in_flight() == 0
+
+
+@given(st.lists(st.tuples(st.floats(1e-9, 1e9), st.floats(-10, 1e5)), max_size=40))
+def test_a_belief_is_always_a_number(samples: list[tuple[float, float]]) -> None:
+    belief = NodeBelief(0.0)
+    now = 0.0
+    for pace_s, step_s in samples:
+        now += step_s
+        belief.observe(pace_s, now, 600.0)
+        assert math.isfinite(belief.log_pace(now, 600.0))
+        assert 0 < belief.deviation(now, 600.0) < math.inf
+        assert 0 < belief.base_s(now, 600.0) < math.inf
+
+
+def test_an_odd_sample_moves_a_belief_little_and_three_are_believed() -> None:
+    belief = NodeBelief(0.0)
+    for second in range(20):
+        belief.observe(1.0, float(second), 600.0)
+    belief.observe(5.0, 21.0, 600.0)
+    assert math.exp(belief.log_pace(21.0, 600.0)) < 1.1
+
+    belief.observe(5.0, 22.0, 600.0)
+    belief.observe(5.0, 23.0, 600.0)
+    assert math.exp(belief.log_pace(23.0, 600.0)) > 3.5
