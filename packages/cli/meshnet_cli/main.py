@@ -10,6 +10,7 @@ from meshnet_cli.calls_command import calls
 from meshnet_cli.chat_command import chat
 from meshnet_cli.demo.command import demo
 from meshnet_cli.errors import CommandError
+from meshnet_cli.model_command import model_app
 from meshnet_cli.node_command import node
 from meshnet_cli.routes_command import routes
 from meshnet_cli.status_command import status
@@ -30,6 +31,7 @@ app = typer.Typer(
 for command in (tracker, node, status, routes, calls, chat, demo):
     app.command()(command)
 app.add_typer(bench, name="bench")
+app.add_typer(model_app, name="model")
 
 
 def main() -> None:
