@@ -1,6 +1,7 @@
 """The command line tells people what they can do and, in one line, what they did wrong."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
 
     assert done.returncode == 0
     assert "MESHNET_" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["tracker", "node", "chat", "model inspect", "bench routing"])
+def test_a_narrow_terminal_cuts_no_flag_and_no_variable_short(command: str) -> None:
+    narrow, wide = (meshnet(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("80", "300"))
+
+    names = re.compile(r"MESHNET_[A-Z_]+|--[a-z-]+")
+    assert set(names.findall(narrow)) == set(names.findall(wide))
+    assert "…" not in narrow
 
 
 @pytest.mark.parametrize(

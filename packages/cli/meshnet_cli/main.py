@@ -25,6 +25,8 @@ app = typer.Typer(
     name="meshnet",
     help="Serve one LLM across the machines you already have.",
     no_args_is_help=True,
+    # The boxed help of rich cuts long flags and variables short at 80 columns; the plain one wraps.
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
 )

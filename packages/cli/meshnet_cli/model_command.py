@@ -11,7 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from meshnet_cli.node_command import parse_layers
 from meshnet_cli.paths import default_cache_dir
-from meshnet_cli.tables import plain_table
+from meshnet_cli.tables import add_row, plain_table
 from meshnet_node.engine.api import EngineOptions, megabytes
 from meshnet_node.model_catalog import default_cuts, kept_files, needs_at, pull
 from meshnet_node.model_source import open_model
@@ -42,7 +42,7 @@ def list_models(cache_dir: CacheDir = CACHE_DIR_DEFAULT) -> None:
     for column in ("model", "kind", "size", "file"):
         table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for file in files:
-        table.add_row(file.name, file.kind, megabytes(file.byte_count), str(file.path))
+        add_row(table, file.name, file.kind, megabytes(file.byte_count), str(file.path))
     if files:
         Console().print(table)
     else:
@@ -97,10 +97,10 @@ def inspect_model(
         table.add_column(column, justify="right")
     for need in needs:
         if need.problem:
-            table.add_row(str(need.cut), need.problem)
+            add_row(table, str(need.cut), need.problem)
         for layers, side in need.sides:
             figures = (side.weights, side.cache, side.buffers, side.total)
-            table.add_row(str(need.cut), str(layers), *map(megabytes, figures))
+            add_row(table, str(need.cut), str(layers), *map(megabytes, figures))
     Console().print(table)
 
 
