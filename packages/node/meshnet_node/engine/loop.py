@@ -12,6 +12,7 @@ from queue import Empty, SimpleQueue
 from typing import assert_never
 
 from meshnet_node.engine.batch import Batch, ReadyRows, choose_batch
+from meshnet_node.engine.groups import DecodeGroups
 from meshnet_node.engine.sampling import Draw
 from meshnet_node.engine.segment import FloatRows, RowsResult
 from meshnet_node.engine.session import EngineSession, StepWork
@@ -59,29 +60,44 @@ class EngineLoop:
         """Sessions with a step to compute, by slot."""
         self._session_slots: set[int] = set()
         """Slots that have been used since they were last emptied."""
+        self._groups = DecodeGroups()
         self._after_decode = False
         self._turn = 0
         self._is_stopped = False
 
     def run(self) -> None:
         """The thread's body; returns after ``EngineStopped``."""
+        hold_s = 0.0
         while not self._is_stopped:
-            self._take_events()
-            batch = choose_batch(
-                self._ready(),
-                rows_max=self._options.rows_max,
-                after_decode=self._after_decode,
-                session_count=len(self._session_slots),
-            )
+            self._take_events(hold_s if self._busy else None)
+            batch, hold_s = self._choose()
             if batch is not None:
                 self._run_batch(batch)
         for session in list(self._busy.values()):
             self._fail(session, EngineClosedError("the engine was closed"))
 
-    def _take_events(self) -> None:
-        """All events that are there; waits for one if there is nothing to compute."""
+    def _choose(self) -> tuple[Batch | None, float]:
+        """The next batch; without one, how long to wait for the rest of a group."""
+        ready = self._ready()
+        now = time.perf_counter()
+        steps = {rows.slot: self._busy[rows.slot].works[0].arrived_s for rows in ready if rows.row_count == 1}
+        held = self._groups.held_until(steps, now)
+        batch = choose_batch(
+            [rows for rows in ready if rows.slot not in held],
+            rows_max=self._options.rows_max,
+            after_decode=self._after_decode,
+            session_count=len(self._session_slots),
+            group_of=self._groups.group_of,
+        )
+        # A prompt's piece takes much longer than a group is held: it must not slip in before.
+        if held and (batch is None or (batch.is_prefill and not self._after_decode)):
+            return None, min(held.values()) - now
+        return batch, 0.0
+
+    def _take_events(self, wait_s: float | None) -> None:
+        """All events that are there; waits for the first for so long, None: until there is one."""
         try:
-            event = self.inbox.get(block=not self._busy)
+            event = self.inbox.get(block=wait_s != 0, timeout=wait_s or None)
             while True:
                 self._handle(event)
                 event = self.inbox.get_nowait()
@@ -126,6 +142,7 @@ class EngineLoop:
         self._fail(session, EngineClosedError("the session was closed"))
         self._rewind(session, keep_tokens)
         self._session_slots.discard(session.slot)
+        self._groups.left(session.slot)
         session.sampler = None
 
     def _fail(self, session: EngineSession, error: NodeError) -> None:
@@ -168,6 +185,8 @@ class EngineLoop:
         for session, result in zip(sessions, results, strict=True):
             session.works[0].compute_s += compute_s
             self._advance(session, batch.row_count, result)
+        if not batch.is_prefill:
+            self._groups.decoded(time.perf_counter() - began_s)
 
     def _advance(self, session: EngineSession, row_count: int, result: RowsResult) -> None:
         def draw(logits: FloatRows, position: int) -> Draw:
@@ -182,6 +201,8 @@ class EngineLoop:
             session.works.popleft()
             if not session.works:
                 del self._busy[session.slot]
+            if work.step.wants_token:
+                self._groups.stepped(session.slot, hop_count=session.hop_count)
             work.answer.set_result(work.result(time.perf_counter()))
 
     def _next_turn(self) -> int:

@@ -62,6 +62,8 @@ class EngineSession:
     slot: int
     generation: Generation
     first_segment: int
+    hop_count: int = 1
+    """Of its route."""
     next_position: int = 0
     """Position the next step must have; moved on as steps are handed in."""
     held_tokens: int = 0

@@ -135,12 +135,19 @@ class Engine:
         return len(self._generations)
 
     def open_session(
-        self, session_id: SessionId, layers: LayerRange, sampling: Sampling | None, *, prefix: Sequence[bytes] = ()
+        self,
+        session_id: SessionId,
+        layers: LayerRange,
+        sampling: Sampling | None,
+        *,
+        prefix: Sequence[bytes] = (),
+        hop_count: int = 1,
     ) -> EngineSession:
         """Take a slot for a session over ``layers``; ``sampling`` is used where they end the model.
 
         ``prefix`` is the prompt's chain: ``held_tokens`` of the session then says how much of it the slot
-        holds, and its first step may begin there. Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
+        holds, and its first step may begin there. ``hop_count`` is the length of its route.
+        Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
         """
         with self._lock:
             self._check_open()
@@ -150,7 +157,7 @@ class Engine:
             if layers.next_layer == self.card.layer_count:
                 sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
             taken = self._slots.take(Place(generation.number, first_segment), prefix)
-            session = EngineSession(session_id, layers, taken.slot, generation, first_segment)
+            session = EngineSession(session_id, layers, taken.slot, generation, first_segment, hop_count)
             session.held_tokens = session.next_position = taken.held_tokens
             session.sampler = sampler
             self._open_sessions.add(session)
