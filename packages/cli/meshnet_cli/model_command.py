@@ -27,7 +27,8 @@ Model = Annotated[
     str,
     typer.Argument(
         envvar="MESHNET_MODEL",
-        help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME, or 'smollm2'.",
+        help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME, or a model package: "
+        "'smollm2', 'gemma3-270m'.",
     ),
 ]
 CacheDir = Annotated[Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where layers of models are kept.")]

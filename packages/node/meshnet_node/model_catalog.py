@@ -5,7 +5,7 @@ from pathlib import Path
 
 from meshnet_node.engine.api import EngineOptions, MemoryNeed, ModelFile, cached_slice, check_cut, memory_need
 from meshnet_node.errors import LayerKindsError, ModelFileError
-from meshnet_node.model_source import MODEL_PACKAGES, resolve_model
+from meshnet_node.model_source import MODEL_PACKAGES, package_parts
 from meshnet_protocol.layers import LayerRange
 
 
@@ -36,9 +36,13 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
     found = []
     for name in sorted(MODEL_PACKAGES):
         try:
-            found.append(_kept(name, "package", resolve_model(name)))
+            parts = package_parts(name)
         except ModelFileError:
             continue
+        found.append(KeptFile(name, "package", sum(part.stat().st_size for part in parts), parts[0].parent))
+    found += [
+        _kept(path.stem, "package, put together", path) for path in sorted((cache_dir / "packages").glob("*.gguf"))
+    ]
     found += [_kept(path.stem, "download", path) for path in sorted((cache_dir / "downloads").glob("*/*.gguf"))]
     found += [_kept(path.stem, "layers", path) for path in sorted((cache_dir / "slices").glob("[!.]*.gguf"))]
     return found

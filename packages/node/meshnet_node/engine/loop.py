@@ -7,6 +7,8 @@ each other in one batch.
 
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import assert_never
@@ -53,7 +55,9 @@ Event = StepArrived | SessionClosed | GenerationRetired | EngineStopped
 class EngineLoop:
     """Everything in here belongs to the engine thread, except ``inbox``."""
 
-    def __init__(self, options: EngineOptions) -> None:
+    def __init__(self, options: EngineOptions, on_failure: Callable[[NodeError], None]) -> None:
+        """``on_failure`` hears of a bug that ends the thread, and lets nothing new into the inbox from then on."""
+        self._on_failure = on_failure
         self.inbox: SimpleQueue[Event] = SimpleQueue()
         self._options = options
         self._busy: dict[int, EngineSession] = {}
@@ -66,15 +70,32 @@ class EngineLoop:
         self._is_stopped = False
 
     def run(self) -> None:
-        """The thread's body; returns after ``EngineStopped``."""
+        """The thread's body; returns after ``EngineStopped``, or after a bug, of which everybody is told."""
+        end = EngineClosedError("the engine was closed")
+        try:
+            self._run_until_stopped()
+        except Exception as error:
+            log.exception("the engine thread failed")
+            end = EngineClosedError(f"the engine failed: {error!r}; see this node's log, and start the node again")
+            self._on_failure(end)
+        self._fail_all(end)
+
+    def _fail_all(self, error: NodeError) -> None:
+        for session in list(self._busy.values()):
+            self._fail(session, error)
+        with suppress(Empty):
+            while True:
+                event = self.inbox.get_nowait()
+                if isinstance(event, StepArrived):
+                    event.work.answer.set_exception(error)
+
+    def _run_until_stopped(self) -> None:
         hold_s = 0.0
         while not self._is_stopped:
             self._take_events(hold_s if self._busy else None)
             batch, hold_s = self._choose()
             if batch is not None:
                 self._run_batch(batch)
-        for session in list(self._busy.values()):
-            self._fail(session, EngineClosedError("the engine was closed"))
 
     def _choose(self) -> tuple[Batch | None, float]:
         """The next batch; without one, how long to wait for the rest of a group."""

@@ -72,7 +72,9 @@ class Engine:
         self._slots = SlotTable(options.slots)
         self._open_sessions: set[EngineSession] = set()
         self._is_closed = False
-        self._loop = EngineLoop(options)
+        self._failure: NodeError | None = None
+        self._failure_watchers: list[Callable[[], None]] = []
+        self._loop = EngineLoop(options, self._take_failure)
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._thread.start()
 
@@ -217,6 +219,19 @@ class Engine:
             self.close_session(session)
         return self.shard.layer_count * steps / elapsed_s
 
+    @property
+    def failure(self) -> NodeError | None:
+        """Why the engine will never compute again, if it will not: a bug met its thread, not a single step."""
+        return self._failure
+
+    def watch_failure(self, watcher: Callable[[], None]) -> None:
+        """``watcher`` is called once, by any thread, when there is a failure; at once if there is one already."""
+        with self._lock:
+            self._failure_watchers.append(watcher)
+            has_failed = self._failure is not None
+        if has_failed:
+            watcher()
+
     def close(self) -> None:
         """Stop the thread and free everything; what is under way fails with EngineClosedError."""
         with self._cutting:
@@ -276,7 +291,16 @@ class Engine:
             self._slots.forget_generation(generation.number)
             self._loop.inbox.put(GenerationRetired(generation))
 
+    def _take_failure(self, failure: NodeError) -> None:
+        with self._lock:
+            self._failure = failure
+            watchers = list(self._failure_watchers)
+        for watcher in watchers:
+            watcher()
+
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._is_closed:
             raise EngineClosedError("the engine was closed; start the node again")
 

@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import ModelFileError, TemplateError
 
 _PIECE_BYTES = 64
+_PARSED_ATTRIBUTES = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _NO_TOKEN = -1
 
 
@@ -99,6 +101,15 @@ class Vocabulary:
         """The one token that this text is, if the model has such a token."""
         tokens = self.tokenize(text, add_special=False, parse_special=True)
         return tokens[0] if len(tokens) == 1 else None
+
+    @cached_property
+    def control_names(self) -> frozenset[str]:
+        """What ``parse_special`` reads as tokens, and nothing else does."""
+        return frozenset(
+            self._special_text(token)
+            for token in range(self.size)
+            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & _PARSED_ATTRIBUTES
+        )
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its turn with this token."""
