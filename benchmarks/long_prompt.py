@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=1500)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cut", type=int, default=16, help="first layer of the second node")
+    parser.add_argument("--cut", type=int, default=15, help="first layer of the second node")
     parser.add_argument("--chunk-tokens", type=int, default=128)
     parser.add_argument("--exact", choices=["auto", "off"], default="auto", help="of our nodes")
     options = parser.parse_args()
