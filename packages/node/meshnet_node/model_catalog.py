@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from meshnet_node.engine.api import EngineOptions, MemoryNeed, ModelFile, cached_slice, check_cut, memory_need
 from meshnet_node.errors import LayerKindsError, ModelFileError
-from meshnet_node.model_source import MODEL_PACKAGES, package_parts
+from meshnet_node.model_source import MODEL_PACKAGES, package_parts, resolve_model
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import ModelCard, SharedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,36 @@ def _kept(name: str, kind: str, path: Path) -> KeptFile:
 def pull(model: ModelFile, layers: LayerRange | None, cache_dir: Path) -> Path:
     """Fetch and keep these layers, so that a node starts at once later. Raises NodeError."""
     return cached_slice(model, layers or LayerRange(0, model.layer_count - 1), cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model file on this machine, and all that others must know to fetch and check parts of it."""
+
+    path: Path
+    card: ModelCard
+    shared: SharedFile
+    manifest: bytes
+
+
+def whole_models(text: str, cache_dir: Path) -> list[WholeModel]:
+    """The model that ``text`` names, or all those in a folder; hashes each file the first time. Raises NodeError."""
+    folder = Path(text).expanduser()
+    paths = sorted(folder.glob("*.gguf")) if folder.is_dir() else [resolve_model(text, cache_dir)]
+    if not paths:
+        raise ModelFileError(f"there is no .gguf file in {folder}")
+    return [_whole_model(ModelFile.open(path), cache_dir) for path in paths]
+
+
+def _whole_model(model: ModelFile, cache_dir: Path) -> WholeModel:
+    shared = SharedFile(
+        file_name=model.path.name,
+        byte_count=model.path.stat().st_size,
+        fingerprint=model.fingerprint(cache_dir),
+        has_manifest=True,
+    )
+    manifest = msgspec.json.encode(model.cached_manifest(cache_dir))
+    return WholeModel(model.path, model.card(cache_dir), shared, manifest)
 
 
 def needs_at(model: ModelFile, cuts: list[int], options: EngineOptions) -> list[CutNeed]:
