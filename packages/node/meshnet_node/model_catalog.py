@@ -1,5 +1,6 @@
 """What ``meshnet model`` shows and does: which models are here, what one is made of, what a cut would need."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,8 @@ class KeptFile:
     byte_count: int
     """On the disk; holes left out."""
     path: Path
+    used_at: float = 0.0
+    """Unix time at which it was made, or a node last loaded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,31 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
 def _kept(name: str, kind: str, path: Path) -> KeptFile:
     state = path.stat()
     blocks = getattr(state, "st_blocks", None)
-    return KeptFile(name, kind, state.st_size if blocks is None else min(state.st_size, blocks * 512), path)
+    byte_count = state.st_size if blocks is None else min(state.st_size, blocks * 512)
+    return KeptFile(name, kind, byte_count, path, state.st_mtime)
+
+
+def unused_files(cache_dir: Path, *, since: float) -> list[KeptFile]:
+    """What could be made or fetched again and no node has loaded since then: slices, downloads, unfinished ones too.
+
+    Packages stay; headers are small and are what a model is known by.
+    """
+    patterns = ("slices/*", "slices/.*", "downloads/*/*", "downloads/*/.*", "packages/*.gguf")
+    files = {path for pattern in patterns for path in cache_dir.glob(pattern) if path.is_file()}
+    kept = [_kept(path.name, "unused", path) for path in sorted(files)]
+    return [file for file in kept if file.used_at < since]
+
+
+def delete(files: Iterable[KeptFile]) -> int:
+    """Bytes that are free again. A node that still uses one of them goes on undisturbed. Raises ModelFileError."""
+    freed = 0
+    for file in files:
+        try:
+            file.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ModelFileError(f"{file.path} cannot be deleted ({error.strerror})") from error
+        freed += file.byte_count
+    return freed
 
 
 def pull(model: ModelFile, layers: LayerRange | None, cache_dir: Path) -> Path:
