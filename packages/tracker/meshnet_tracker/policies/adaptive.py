@@ -99,10 +99,6 @@ class AdaptivePolicy:
         self._budget_s -= plan.detour_s
         return RouteChoice(Candidate(graph.route(plan.chain), 0.0), plan.mode, plan.reason)
 
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        """Nothing is drawn but ties: the route that was taken had to be."""
-        return {chosen.signature: 1.0}
-
     def taken(self, flight: Flight) -> None:
         now = flight.taken_at
         beliefs = tuple(self._belief(node_id, now) for node_id in flight.route.node_ids)
