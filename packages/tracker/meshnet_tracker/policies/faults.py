@@ -33,9 +33,9 @@ class FaultLedger:
         self._failures: deque[_Failed] = deque(maxlen=FAILURES_KEPT_MAX)
         self._estimated_at = 0.0
 
-    def succeeded(self, beliefs: tuple[NodeBelief, ...], now: float) -> None:
+    def succeeded(self, beliefs: tuple[NodeBelief, ...], taken_at: float, now: float) -> None:
         for belief in beliefs:
-            belief.succeed(now)
+            belief.succeed(taken_at, now)
         if self._failures and now - self._estimated_at >= ESTIMATE_PERIOD_S:
             self._estimate(now)
 

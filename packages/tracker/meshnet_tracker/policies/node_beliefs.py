@@ -8,9 +8,10 @@ with the configured half-life, and with it goes back to what the node advertises
     the median of the   a change: the mean jumps there and starts again with little weight, and the node
     last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
 
-Failures are counted apart, because a node that fails is often the fastest of all. Each has a price in whole
-requests, however small the node's part of a route is, and puts it aside for a time that grows with every
-further one and always ends.
+Failures are counted apart, because a node that fails is often the fastest of all. What they cost is counted in
+whole requests, however small the node's part of a route is: a broken request has to be run again. And a node that
+failed is *distrusted*: it gets a trial now and then and nothing else, until it has passed enough of them in a row,
+has restarted, or its time is over. A failure is rare where all is well, and one in five is hard to tell from none.
 """
 
 import math
@@ -29,14 +30,12 @@ RESTLESS_FACTOR = 6.0
 RESTLESS_JUMP = 1.5
 RESTLESS_HALF_LIFE_S = 900.0
 DISPUTED_MASS = 0.5
-FAULT_HALF_LIFE_S = 900.0
+MASS_AFTER_RESTART = 1.0
+FAULT_HALF_LIFE_S = 300.0
 FAULT_SHARE_PRIOR = 3.0
-FAULT_WEIGHT = 15.0
-COOLING_PRICE = 1000.0
-OKS_MAX = 8.0
-TO_PROVE_MAX = 4
-COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 30.0, 4.0, 900.0
-BLAME_TO_COOL = 0.6
+BLAME_TO_DISTRUST = 0.6
+TRIALS_TO_PASS = 5
+DISTRUSTED_S_MAX = 3600.0
 PROMPT_SHARE_TYPICAL = 0.12
 PROMPT_SHARE_MIN, PROMPT_SHARE_MAX = 0.002, 2.0
 PROMPT_SHARE_GAIN = 0.15
@@ -59,19 +58,20 @@ class NodeBelief:
         "_prior",
         "_recent",
         "_restless",
-        "_to_prove",
+        "_trials_left",
         "access_s",
-        "cooling_until",
         "crowd_at",
         "crowd_clock",
+        "distrusted_at",
+        "distrusted_until",
         "in_flight",
         "incarnation",
-        "is_on_probation",
         "prompt_share",
         "sampled_at",
         "scouts",
         "slots",
         "started_at",
+        "tried_at",
     )
 
     def __init__(self, now: float) -> None:
@@ -84,9 +84,9 @@ class NodeBelief:
         self.crowd_at = now
         self.access_s = 0.0
         self.prompt_share = PROMPT_SHARE_TYPICAL
-        self.cooling_until = -math.inf
-        self.is_on_probation = False
-        """It failed, and nothing has succeeded on it since."""
+        self.distrusted_at = self.distrusted_until = -math.inf
+        self.tried_at = 0
+        """How many requests there had been when it last failed or was on trial."""
         self.sampled_at: float | None = None
         self._prior = 0.0
         self._mean = 0.0
@@ -96,7 +96,7 @@ class NodeBelief:
         self._restless = 0.0
         self._faults = 0.0
         self._oks = 0.0
-        self._to_prove = 0
+        self._trials_left = 0
         self._faults_at = now
         self.started_at = now
         self._base = 1.0
@@ -108,7 +108,8 @@ class NodeBelief:
         if self.incarnation != incarnation:
             self.started_at = now
         if self.incarnation not in ("", incarnation):
-            self._mass = min(self._mass, DISPUTED_MASS)
+            self._mass = min(self._mass, MASS_AFTER_RESTART)
+            self.distrusted_until = -math.inf
             self.in_flight = self.scouts = 0
         self.incarnation = incarnation
         self.slots = max(1, slots)
@@ -116,8 +117,8 @@ class NodeBelief:
 
     @property
     def is_unproven(self) -> bool:
-        """Nothing has been measured of this process, or nothing since it failed."""
-        return self._mass <= DISPUTED_MASS or self.is_on_probation
+        """Nothing has been measured of this process."""
+        return self._mass <= DISPUTED_MASS
 
     def is_restless(self) -> bool:
         return self._restless > 0.5
@@ -189,31 +190,26 @@ class NodeBelief:
         median = sorted(recent)[len(recent) // 2]
         return median if abs(median - self._mean) > JUMP else None
 
-    def succeed(self, now: float) -> None:
-        self._oks = min(OKS_MAX, self._oks * self._fade(now) + 1)
+    def succeed(self, taken_at: float, now: float) -> None:
+        """A request that was sent here at ``taken_at``; what was under way when it failed is no trial."""
+        self._oks = self._oks * self._fade(now) + 1
         self._faults_at = max(self._faults_at, now)
-        self._base_until = -math.inf
-        if self.is_on_probation:
-            self._to_prove -= 1
-            self.is_on_probation = self._to_prove > 0
-            if self.is_on_probation:
-                self.cooling_until = now + COOLING_S_FIRST
+        if self.distrusted_until > now and taken_at > self.distrusted_at:
+            self._trials_left -= 1
+            if self._trials_left <= 0:
+                self.distrusted_until = -math.inf
 
     def fail(self, blame: float, now: float) -> None:
         """``blame``: the part of one failure that is this node's, 0 to 1. ``set_faults`` has counted it already."""
-        if blame < BLAME_TO_COOL:
-            return
-        cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** max(0.0, min(4.0, self._faults - 1))
-        self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
-        self.is_on_probation = True
-        self._to_prove = min(TO_PROVE_MAX, 1 + round(self._faults))
+        if blame > BLAME_TO_DISTRUST:
+            self._trials_left = TRIALS_TO_PASS
+            self.distrusted_at, self.distrusted_until = now, now + DISTRUSTED_S_MAX
 
     def set_faults(self, count: float, now: float) -> None:
         """Failures that are this node's, as things look now; older ones count less."""
         self._oks *= self._fade(now)
         self._faults = count
         self._faults_at = max(self._faults_at, now)
-        self._base_until = -math.inf
 
     def fault_share(self, now: float) -> float:
         fade = self._fade(now)
@@ -221,8 +217,9 @@ class NodeBelief:
         return faults / (faults + self._oks * fade + FAULT_SHARE_PRIOR)
 
     def fault_price(self, now: float) -> float:
-        """What its failures cost, in requests' times: somebody waited in vain, and starts again elsewhere."""
-        return FAULT_WEIGHT * self.fault_share(now) + (COOLING_PRICE if self.cooling_until > now else 0.0)
+        """What its failures cost, in requests' times, if each broken request is run again until it succeeds."""
+        share = self.fault_share(now)
+        return share / (1 - share)
 
     def _fade(self, now: float) -> float:
         return math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)
