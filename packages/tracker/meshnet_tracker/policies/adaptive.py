@@ -46,8 +46,8 @@ KINDNESS = 1.0
 TOKENS_GAIN = 0.02
 OUTPUT_TOKENS_FIRST, PROMPT_TOKENS_FIRST = 128.0, 128.0
 BELIEFS_MAX = 20_000
-FIRST_REQUEST_WAIT_S_MAX = 30.0
-FIRST_REQUEST_PATIENCE = 0.5
+FIRST_REQUEST_WAIT_MAX = 30
+FIRST_REQUEST_PATIENCE = 0.1
 REQUESTS_PER_TRIAL = 200
 DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
@@ -90,6 +90,7 @@ class AdaptivePolicy:
         self._second_look_at = -math.inf
         self._budget_s = 0.0
         self._requests = 0
+        self._first_request_at = 0
         self._request_s = 1.0
         self._output_tokens = OUTPUT_TOKENS_FIRST
         self._prompt_tokens = PROMPT_TOKENS_FIRST
@@ -234,21 +235,26 @@ class AdaptivePolicy:
             affordable = [
                 (seconds, place, chain)
                 for place, (seconds, _, chain) in graph.quickest_through(unproven, costs).items()
-                if seconds - best_s <= self._allowance_s(beliefs[place], now)
+                if seconds - best_s <= self._allowance_s(beliefs[place])
                 and not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain)
             ]
             if affordable:
+                self._first_request_at = self._requests
                 return _Plan(min(affordable)[2], DecisionMode.SCOUT, "unproven")
         if now - self._second_look_at < SECOND_LOOK_PERIOD_S or self._budget_s <= 0:
             return None
         self._second_look_at = now
         return self._second_look(graph, beliefs, costs, best_s, now)
 
-    def _allowance_s(self, belief: NodeBelief, now: float) -> float:
-        """What a first request may cost: more the longer the node has waited, so that none waits for ever."""
-        waited_s = now - belief.started_at
-        if waited_s >= FIRST_REQUEST_WAIT_S_MAX:
+    def _allowance_s(self, belief: NodeBelief) -> float:
+        """What a first request may cost: more the longer the node has waited, so that none waits for ever.
+
+        Waiting is counted in requests, so that the cost is a share of theirs however few there are; and one after
+        the other, so that many new nodes do not cost many requests at once.
+        """
+        if self._requests - max(belief.tried_at, self._first_request_at) >= FIRST_REQUEST_WAIT_MAX:
             return math.inf
+        waited_s = (self._requests - belief.tried_at) * self._request_s
         return max(0.0, self._budget_s) + waited_s * FIRST_REQUEST_PATIENCE
 
     def _second_look(
@@ -313,6 +319,7 @@ class AdaptivePolicy:
                     registration.incarnation,
                     layer_tokens_per_s=registration.layer_tokens_per_s,
                     slots=registration.slots,
+                    requests=self._requests,
                     now=now,
                 )
         return graph

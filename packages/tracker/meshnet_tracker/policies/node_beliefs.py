@@ -5,8 +5,8 @@ not crowded: machines differ by factors, and errors of factors are what add up e
 with the configured half-life, and with it goes back to what the node advertises, so that no verdict is for ever.
 
     an odd sample       moves the mean by a bounded step: a heavy tail is not a change
-    the median of the   a change: the mean jumps there and starts again with little weight, and the node
-    last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
+    three odd ones of   a change: the mean jumps there and starts again with little weight, and the node
+    the last five       counts as restless: doubt grows faster from now on, so that it is tried again soon
 
 Failures are counted apart, because a node that fails is often the fastest of all. What they cost is counted in
 whole requests, however small the node's part of a route is: a broken request has to be run again. And a node that
@@ -23,7 +23,7 @@ MASS_MAX = 30.0
 NOISE_SD = 0.3
 SURPRISE_SDS_MAX = 2.0
 JUMP = 0.5
-RECENT_MIN, RECENT_MAX = 3, 5
+RECENT_MAX, ODD_MIN = 5, 3
 MASS_AFTER_JUMP = 1.5
 DOUBT_PER_S = 0.16 / 600
 RESTLESS_FACTOR = 6.0
@@ -70,7 +70,6 @@ class NodeBelief:
         "sampled_at",
         "scouts",
         "slots",
-        "started_at",
         "tried_at",
     )
 
@@ -86,7 +85,7 @@ class NodeBelief:
         self.prompt_share = PROMPT_SHARE_TYPICAL
         self.distrusted_at = self.distrusted_until = -math.inf
         self.tried_at = 0
-        """How many requests there had been when it last failed or was on trial."""
+        """How many requests there had been when it started, last failed or was on trial."""
         self.sampled_at: float | None = None
         self._prior = 0.0
         self._mean = 0.0
@@ -98,15 +97,16 @@ class NodeBelief:
         self._oks = 0.0
         self._trials_left = 0
         self._faults_at = now
-        self.started_at = now
         self._base = 1.0
         self._base_until = -math.inf
 
-    def start(self, incarnation: Incarnation, *, layer_tokens_per_s: float, slots: int, now: float) -> None:
+    def start(
+        self, incarnation: Incarnation, *, layer_tokens_per_s: float, slots: int, requests: int, now: float
+    ) -> None:
         """A process has registered: nothing runs on it yet, and what is known of its predecessor is a hint."""
         self._base_until = -math.inf
         if self.incarnation != incarnation:
-            self.started_at = now
+            self.tried_at = requests
         if self.incarnation not in ("", incarnation):
             self._mass = min(self._mass, MASS_AFTER_RESTART)
             self.distrusted_until = -math.inf
@@ -183,12 +183,12 @@ class NodeBelief:
         self._mass = min(MASS_MAX, noise / ((1 - gain) * variance))
 
     def _changed_to(self, sample: float) -> float | None:
-        """Where the pace has gone, if most of the last samples agree that it has gone somewhere."""
-        recent = (*self._recent, sample)
-        if len(recent) < RECENT_MIN:
+        """Where the pace has gone, if enough of the last samples agree that it has gone somewhere."""
+        recent = sorted((*self._recent, sample))
+        if len(recent) < ODD_MIN:
             return None
-        median = sorted(recent)[len(recent) // 2]
-        return median if abs(median - self._mean) > JUMP else None
+        has_changed = recent[-ODD_MIN] - self._mean > JUMP or self._mean - recent[ODD_MIN - 1] > JUMP
+        return recent[len(recent) // 2] if has_changed else None
 
     def succeed(self, taken_at: float, now: float) -> None:
         """A request that was sent here at ``taken_at``; what was under way when it failed is no trial."""
