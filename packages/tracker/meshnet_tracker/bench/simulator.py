@@ -52,8 +52,12 @@ class _Attempt:
     decision: RouteDecision
     run: Run
     ending: str
-    culprit: Machine | None = None
-    """Who makes it end badly. The tracker is told: a head's stream ends before it should, or the hop before says so."""
+    suspects: tuple[Machine, ...] = ()
+    """Who makes it end badly, as far as the tracker is told; empty if the route was merely full.
+
+    A head that ends its stream too early, or a hop that refuses, is named. A hop further down that cuts a stream off
+    does so by its link, and then the hop before it may as well have done it.
+    """
 
 
 CARD: ModelCard = make_card(name="bench", layer_count=LAYER_COUNT)
@@ -183,14 +187,15 @@ class Simulation:
         request = asked.request
         refuser = next((machine for machine in run.machines if machine.fails_fast), None)
         if refuser is not None:
-            return _Attempt(asked, decision, run, "fail-fast", refuser)
+            return _Attempt(asked, decision, run, "fail-fast", (refuser,))
         cutter = next((m for m in run.machines if m.truncates), None) if request.fault_draw < TRUNCATED_SHARE else None
         if request.aborts_at is not None and not (cutter is not None and request.cut_at < request.aborts_at):
             run.goal = request.aborts_at
             return _Attempt(asked, decision, run, "aborted")
         if cutter is not None:
             run.goal = request.cut_at
-            return _Attempt(asked, decision, run, "truncated", cutter)
+            place = run.machines.index(cutter)
+            return _Attempt(asked, decision, run, "truncated", run.machines[max(0, place - 1) : place + 1])
         return _Attempt(asked, decision, run, "completed")
 
     def _finish(self, run_id: int, version: int) -> None:
@@ -204,7 +209,7 @@ class Simulation:
                 self._observe(attempt)
                 self._sampled.update(asked.nodes)
             case "truncated" | "fail-fast" | "full":
-                self._note_failure(attempt, attempt.culprit)
+                self._note_failure(attempt, attempt.suspects)
         self._release(attempt)
         if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
             asked.failed.add(decision.signature)
@@ -245,7 +250,7 @@ class Simulation:
         """A machine went down under an attempt: the next route if the client saw nothing yet, else its failure."""
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
-        self._note_failure(attempt, culprit)
+        self._note_failure(attempt, (culprit,))
         self._release(attempt)
         request = attempt.asked.request
         prompt = 0.12 * request.prompt_tokens
@@ -256,12 +261,12 @@ class Simulation:
         else:
             self._end(attempt.asked, "failed")
 
-    def _note_failure(self, attempt: _Attempt, culprit: Machine | None) -> None:
-        """As the proxy books it; without a culprit the route was merely full."""
-        suspects = (culprit.node_id,) if culprit is not None else ()
-        self.router.note_failure(attempt.decision, suspects=suspects, is_overload=culprit is None, now=self._clock)
-        for node_id in suspects:
-            self._tell(NodeFaulted(node_id))
+    def _note_failure(self, attempt: _Attempt, suspects: Sequence[Machine]) -> None:
+        """As the proxy books it."""
+        named = [machine.node_id for machine in suspects]
+        self.router.note_failure(attempt.decision, suspects=named, is_overload=not named, now=self._clock)
+        if len(named) == 1:
+            self._tell(NodeFaulted(named[0]))
 
     def _release(self, attempt: _Attempt) -> None:
         self.router.release(attempt.decision, self._clock)

@@ -47,7 +47,7 @@ TOKENS_GAIN = 0.02
 OUTPUT_TOKENS_FIRST, PROMPT_TOKENS_FIRST = 128.0, 128.0
 BELIEFS_MAX = 20_000
 FIRST_REQUEST_WAIT_MAX = 30
-FIRST_REQUEST_PATIENCE = 0.1
+FIRST_REQUEST_PATIENCE = 0.05
 REQUESTS_PER_TRIAL = 200
 DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
@@ -109,7 +109,8 @@ class AdaptivePolicy:
         beliefs = tuple(self._belief(node_id, now) for node_id in flight.route.node_ids)
         clocks = tuple(belief.run_crowd_clock(now) for belief in beliefs)
         for belief, incarnation in zip(beliefs, flight.incarnations, strict=True):
-            if belief.incarnation in ("", incarnation):
+            belief.incarnation = belief.incarnation or incarnation
+            if belief.incarnation == incarnation:
                 belief.in_flight += 1
                 belief.scouts += flight.is_scout
         self._notes[flight.reservation] = FlightNote(flight, beliefs, clocks, self._expected_s(flight, beliefs, now))
@@ -145,7 +146,7 @@ class AdaptivePolicy:
             return
         for belief, incarnation in zip(note.beliefs, flight.incarnations, strict=True):
             belief.run_crowd_clock(now)
-            if belief.incarnation in ("", incarnation):
+            if belief.incarnation == incarnation:
                 belief.in_flight = max(0, belief.in_flight - 1)
                 belief.scouts = max(0, belief.scouts - flight.is_scout)
 

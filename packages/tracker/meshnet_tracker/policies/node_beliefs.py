@@ -205,6 +205,10 @@ class NodeBelief:
             self._trials_left = TRIALS_TO_PASS
             self.distrusted_at, self.distrusted_until = now, now + DISTRUSTED_S_MAX
 
+    def clear(self) -> None:
+        """It turned out to have been others."""
+        self.distrusted_until = -math.inf
+
     def set_faults(self, count: float, now: float) -> None:
         """Failures that are this node's, as things look now; older ones count less."""
         self._oks *= self._fade(now)
