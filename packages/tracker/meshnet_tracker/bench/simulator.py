@@ -73,7 +73,8 @@ class Simulation:
         self._stats = stats
         self._machines: dict[str, Machine] = {}
         self._by_id: dict[NodeId, Machine] = {}
-        policy = contender.make(Tracker(stats, contender.config, self._by_id))
+        per_s = len(requests) / requests[-1].at_s if requests and requests[-1].at_s else 0.0
+        policy = contender.make(Tracker(stats, contender.config, self._by_id, per_s))
         self.router = Router(
             fleet=self._fleet,
             stats=stats,

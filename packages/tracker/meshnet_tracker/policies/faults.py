@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 from meshnet_tracker.policies.node_beliefs import FAULT_HALF_LIFE_S, NodeBelief
 
-FAILURES_KEPT_MAX = 64
+FAILURES_KEPT_MAX = 256
 FAILURES_KEPT_S = 2 * FAULT_HALF_LIFE_S
 ROUNDS = 4
 GUILT_MIN = 0.002
 GUILT_TO_CLEAR = 0.2
-ACCUSED_ODDS = 4.0
+ACCUSED_ODDS = 2.0
 """Of a link's two ends the far one, which is accused, is likelier to have broken it than the near one to lie."""
 ESTIMATE_PERIOD_S = 0.5
 
@@ -29,6 +29,12 @@ class _Failed:
     odds: list[float]
     """How likely each is to be guilty before anything else is known of it."""
     guilt: list[float]
+
+    def divide_guilt(self, now: float) -> None:
+        shares = [
+            odds * (GUILT_MIN + belief.fault_share(now)) for odds, belief in zip(self.odds, self.beliefs, strict=True)
+        ]
+        self.guilt = [share / sum(shares) for share in shares]
 
 
 class FaultLedger:
@@ -62,20 +68,9 @@ class FaultLedger:
             for belief in self._failures.popleft().beliefs:
                 belief.set_faults(0.0, now)
         for _ in range(ROUNDS):
-            faults: dict[NodeBelief, float] = {}
+            self._count_faults(now)
             for failure in self._failures:
-                weight = 2.0 ** (-(now - failure.at) / FAULT_HALF_LIFE_S)
-                for belief, part in zip(failure.beliefs, failure.guilt, strict=True):
-                    faults[belief] = faults.get(belief, 0.0) + weight * part
-            for belief, count in faults.items():
-                belief.set_faults(count, now)
-            for failure in self._failures:
-                shares = [
-                    odds * (GUILT_MIN + belief.fault_share(now))
-                    for odds, belief in zip(failure.odds, failure.beliefs, strict=True)
-                ]
-                total = sum(shares)
-                failure.guilt = [share / total for share in shares]
+                failure.divide_guilt(now)
         worst: dict[NodeBelief, float] = {}
         for failure in self._failures:
             for belief, part in zip(failure.beliefs, failure.guilt, strict=True):
@@ -83,3 +78,12 @@ class FaultLedger:
         for belief, part in worst.items():
             if part < GUILT_TO_CLEAR:
                 belief.clear()
+
+    def _count_faults(self, now: float) -> None:
+        faults: dict[NodeBelief, float] = {}
+        for failure in self._failures:
+            weight = 2.0 ** (-(now - failure.at) / FAULT_HALF_LIFE_S)
+            for belief, part in zip(failure.beliefs, failure.guilt, strict=True):
+                faults[belief] = faults.get(belief, 0.0) + weight * part
+        for belief, count in faults.items():
+            belief.set_faults(count, now)
