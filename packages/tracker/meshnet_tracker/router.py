@@ -14,7 +14,7 @@ Where the policy has nothing to say, a *greedy fallback* still serves the reques
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
@@ -33,6 +33,7 @@ from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.reservations import Reservations
 from meshnet_tracker.route_policy import Completion, Failure, Flight, RoutePolicy, RouteRequest
 from meshnet_tracker.routing_stats import (
+    ArmOdds,
     DecisionMode,
     RouteChoice,
     RouteSample,
@@ -41,15 +42,6 @@ from meshnet_tracker.routing_stats import (
     best_prior,
 )
 from meshnet_tracker.traffic import TrafficShares
-
-
-@dataclass(frozen=True, slots=True)
-class ArmOdds:
-    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
-
-    signature: Signature
-    share: float
-    tps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +136,9 @@ class Router:
         if exclude:
             candidates = tuple(c for c in candidates if c.signature not in exclude)
         choice = self._choose_among(RouteRequest(model, candidates, exclude, prompt_tokens), now)
-        odds = () if choice is None else self._odds_of(candidates, choice, now)
         if choice is None:
             choice = self._fall_back(model, exclude)
-        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, odds)
+        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
         return decision
 
@@ -212,24 +203,18 @@ class Router:
         if not request.candidates:
             return None
         try:
-            return self.policy.choose(request, self.rng, self._latest(now))
+            choice = self.policy.choose(request, self.rng, self._latest(now))
+            return choice if choice is None or choice.odds else self._without_dice(choice, now)
         except Exception as error:  # Whatever is wrong with what was learnt, the chat can still be served.
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
-    def _odds_of(
-        self, candidates: Sequence[Candidate], choice: RouteChoice[Candidate], now: float
-    ) -> tuple[ArmOdds, ...]:
-        """For people: the arms' chances before the draw. Unknown if the statistics fail."""
-        try:
-            shares = self.policy.odds(candidates, choice.candidate, now)
-            model_key = choice.candidate.model_key
-            return tuple(
-                ArmOdds(signature, share, self._stats.view(model_key, signature, now).tps)
-                for signature, share in shares.items()
-            )
-        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
-            return ()
+    def _without_dice(self, choice: RouteChoice[Candidate], now: float) -> RouteChoice[Candidate]:
+        """The route that was taken had to be."""
+        arm = choice.candidate
+        return replace(
+            choice, odds=(ArmOdds(arm.signature, 1.0, self._stats.view(arm.model_key, arm.signature, now).tps),)
+        )
 
     def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteChoice[Candidate]:
         ready = model.ready_nodes()
