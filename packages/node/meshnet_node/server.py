@@ -101,7 +101,7 @@ class NodeApp:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if bool(body.messages) == bool(body.prompts):
             return error_response(RequestError("a request has either messages or prompts"))
-        writer = ChatWriter(model=self._engine.card.name)
+        writer = ChatWriter(model=self._engine.card.name, for_tracker=body.meshnet is not None)
         response: web.StreamResponse | None = None
         try:
             async with self._chats.open_chat(body) as chat:
