@@ -22,7 +22,7 @@ from aiohttp import web
 from meshnet_node.admission import Admission
 from meshnet_node.chat_writer import ChatWriter, error_body
 from meshnet_node.engine.api import Engine, EngineOptions
-from meshnet_node.errors import NodeError, RequestError, SettingsError
+from meshnet_node.errors import EngineClosedError, NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
@@ -37,6 +37,8 @@ from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
+ENGINE_ANSWER_S_MAX = 1.5
+"""For the engine's thread to say that it is there. It answers between two decodes."""
 DRAIN_LOOK_PERIOD_S = 0.05
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -78,10 +80,13 @@ class NodeApp:
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
+        """200 only if the engine's thread answers: a node whose engine hangs still takes connections."""
         engine = self._engine
+        is_well = await self._is_engine_well()
         return web.json_response(
-            {
-                "status": "ok",
+            status=200 if is_well else 503,
+            data={
+                "status": "ok" if is_well else "the engine does not answer",
                 "node_id": self._identity.node_id,
                 "model": engine.card.model_key,
                 "layers": str(engine.shard),
@@ -90,8 +95,16 @@ class NodeApp:
                 "waiting": self._admission.waiting_count,
                 "kv_tokens": engine.kv_tokens,
                 "slots": engine.options.slots,
-            }
+            },
         )
+
+    async def _is_engine_well(self) -> bool:
+        try:
+            async with asyncio.timeout(ENGINE_ANSWER_S_MAX):
+                await self._engine.wait_answer()
+        except (TimeoutError, EngineClosedError):
+            return False
+        return True
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI chat stream. What can be refused is refused before the 200, as an OpenAI error object."""

@@ -3,7 +3,7 @@
 One way in: ``Fleet.handle(event, now)`` takes what nodes say, what the proxy suffered and the passing
 of time, and answers with effects for the caller to carry out. A node's life:
 
-    registered ──> ready <──heartbeat── suspected ──┐
+    registered ──> ready <──probed, well── suspected ──┐
                     │  └──connection broke──^       │
                     ├──drains──> draining ──────────┼──leaves──> departed (remembered for an hour)
                     └──misses 3 heartbeats──────────┘
@@ -21,77 +21,47 @@ from typing import assert_never
 
 from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, WalletId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import Heartbeat, Leave, ModelCard, Registration
+from meshnet_protocol.messages import Heartbeat, ModelCard, Registration
 from meshnet_tracker.errors import RegistrationConflictError
+from meshnet_tracker.fleet_events import (
+    FleetEffect,
+    FleetEvent,
+    HeartbeatReceived,
+    NodeFaulted,
+    NodeLeft,
+    NodeNoted,
+    NodeProbed,
+    NodeRegistered,
+    NodeSuspected,
+    Tick,
+    TopologyChanged,
+)
 from meshnet_tracker.memory import BoundedMemory
 from meshnet_tracker.registration import check_registration
 from meshnet_tracker.reputation import NO_FAULTS, FaultRecord
+
+__all__ = [
+    "Fleet",
+    "FleetEffect",
+    "FleetEvent",
+    "FleetNode",
+    "HeartbeatReceived",
+    "NodeFaulted",
+    "NodeLeft",
+    "NodeNoted",
+    "NodeProbed",
+    "NodeRegistered",
+    "NodeSuspected",
+    "ServedModel",
+    "Tick",
+    "TopologyChanged",
+]
 
 MISSED_HEARTBEATS_MAX = 3
 ENTRY_LAYERS_MAX = 4
 QUEUE_DEPTH_MAX = 1_000_000
 DEPARTED_MEMORY_S = 3600.0
 DEPARTED_MAX = 10_000
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRegistered:
-    registration: Registration
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    heartbeat: Heartbeat
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
-    leave: Leave
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSuspected:
-    """A connection to the node broke: leave it out until it speaks again."""
-
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFaulted:
-    """A chat failed, and by this node."""
-
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; who has been silent for too long?"""
-
-
-FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | NodeFaulted | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyChanged:
-    """The set of nodes or shards changed: the model's epoch moves on."""
-
-    model_key: ModelKey
-    reason: str
-    """joined, restarted, shard-change, draining, left or lost."""
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class NodeNoted:
-    """Worth telling a person, but no change of topology."""
-
-    model_key: ModelKey
-    reason: str
-    """suspected, cleared, recut (its entry layers changed), left or lost (of a node that had drained)."""
-    node_id: NodeId
-
-
-FleetEffect = TopologyChanged | NodeNoted
 
 
 @dataclass(slots=True)
@@ -108,6 +78,8 @@ class FleetNode:
     """The latest: what in it needs no believing, only showing."""
     is_draining: bool = False
     is_suspected: bool = False
+    is_condemned: bool = False
+    """Suspected, and the tracker's own probe has failed."""
     faults: FaultRecord = NO_FAULTS
 
     @property
@@ -179,6 +151,8 @@ class Fleet:
                 return []
             case NodeSuspected(node_id):
                 return self._suspect(node_id)
+            case NodeProbed(node_id, incarnation, is_well):
+                return self._judge(node_id, incarnation, is_well)
             case NodeFaulted(node_id):
                 return self._fault(node_id, now)
             case Tick():
@@ -292,7 +266,7 @@ class Fleet:
         if node.registration != registration:
             node.registration = registration
             self._models[node.model_key].mark_structure_changed()
-        return self._clear_suspicion(node) + self._take_entry_layers(node, registration.entry_layers)
+        return self._take_entry_layers(node, registration.entry_layers)
 
     def _hear(self, heartbeat: Heartbeat, now: float) -> list[FleetEffect]:
         if not self.is_known(heartbeat.node_id, heartbeat.incarnation):
@@ -301,8 +275,7 @@ class Fleet:
         node.heard_at = now
         node.heartbeat = heartbeat
         self._take_load(node, heartbeat.queue_depth)
-        effects = self._clear_suspicion(node)
-        effects += self._take_entry_layers(node, heartbeat.entry_layers)
+        effects = self._take_entry_layers(node, heartbeat.entry_layers)
         if heartbeat.is_draining != node.is_draining:
             effects.append(self._set_draining(node, heartbeat.is_draining))
         return effects
@@ -345,6 +318,17 @@ class Fleet:
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "suspected", node_id)]
 
+    def _judge(self, node_id: NodeId, incarnation: Incarnation, is_well: bool) -> list[FleetEffect]:
+        if not self.is_known(node_id, incarnation) or not self._nodes[node_id].is_suspected:
+            return []
+        node = self._nodes[node_id]
+        if is_well:
+            return self._clear_suspicion(node)
+        if node.is_condemned:
+            return []
+        node.is_condemned = True
+        return [NodeNoted(node.model_key, "condemned", node_id)]
+
     def _fault(self, node_id: NodeId, now: float) -> list[FleetEffect]:
         if (node := self._nodes.get(node_id)) is not None:
             self._set_faults(node, node.faults.with_fault(now))
@@ -357,7 +341,7 @@ class Fleet:
     def _clear_suspicion(self, node: FleetNode) -> list[FleetEffect]:
         if not node.is_suspected:
             return []
-        node.is_suspected = False
+        node.is_suspected = node.is_condemned = False
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "cleared", node.node_id)]
 

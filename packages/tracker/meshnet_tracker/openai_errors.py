@@ -22,6 +22,7 @@ from meshnet_tracker.errors import (
     RegistrationConflictError,
     RegistrationRefusedError,
     RouteUnavailableError,
+    ShuttingDownError,
     UnknownModelError,
 )
 
@@ -39,6 +40,7 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (RouteUnavailableError, 503, _SERVER, "route_unavailable"),
     (NodeLostError, 503, _SERVER, "node_lost"),
     (OverloadedError, 503, _SERVER, "overloaded"),
+    (ShuttingDownError, 503, _SERVER, "shutting_down"),
     (RegistrationConflictError, 409, _INVALID, "registration_conflict"),
     (RegistrationRefusedError, 400, _INVALID, "registration_refused"),
 )

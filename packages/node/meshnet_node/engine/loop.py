@@ -7,6 +7,7 @@ each other in one batch.
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import assert_never
@@ -42,11 +43,18 @@ class GenerationRetired:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerWanted:
+    """Somebody asks whether this thread is alive."""
+
+    answer: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStopped:
     pass
 
 
-Event = StepArrived | SessionClosed | GenerationRetired | EngineStopped
+Event = StepArrived | SessionClosed | GenerationRetired | AnswerWanted | EngineStopped
 
 
 class EngineLoop:
@@ -96,6 +104,8 @@ class EngineLoop:
                 self._forget(session, keep_tokens)
             case GenerationRetired(generation):
                 generation.close()
+            case AnswerWanted(answer):
+                answer()
             case EngineStopped():
                 self._is_stopped = True
             case _:
