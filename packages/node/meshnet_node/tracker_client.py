@@ -9,15 +9,15 @@ import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 import aiohttp
 import msgspec
 import structlog
 
-from meshnet_node.admission import Admission
-from meshnet_node.engine.api import Engine
 from meshnet_node.errors import NodeError, RegistrationRefusedError
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -35,6 +35,29 @@ RECUT_RETRY_S = 30.0
 log = structlog.get_logger()
 
 
+class Member(Protocol):
+    """What is kept known: an engine, or something that stands for one."""
+
+    @property
+    def shard(self) -> LayerRange: ...
+    @property
+    def entry_layers(self) -> tuple[int, ...]: ...
+    @property
+    def queue_depth(self) -> int: ...
+    @property
+    def kv_tokens(self) -> int: ...
+    @property
+    def kv_tokens_max(self) -> int: ...
+    async def recut(self, entry_layers: frozenset[int], /) -> None: ...
+
+
+class Queue(Protocol):
+    """Counts the chats under way, those that wait for a slot included."""
+
+    @property
+    def queue_depth(self) -> int: ...
+
+
 class TrackerClient:
     """Keeps one node known to one tracker."""
 
@@ -42,8 +65,8 @@ class TrackerClient:
         self,
         http: aiohttp.ClientSession,
         url: str,
-        engine: Engine,
-        admission: Admission,
+        engine: Member,
+        admission: Queue,
         registration: Callable[[], Registration],
     ) -> None:
         self._http = http
@@ -116,7 +139,7 @@ class TrackerClient:
             queue_depth=self._admission.queue_depth,
             active_slots=self._engine.queue_depth,
             kv_tokens=self._engine.kv_tokens,
-            kv_tokens_max=self._engine.options.slots * self._engine.options.context_tokens,
+            kv_tokens_max=self._engine.kv_tokens_max,
             entry_layers=self._engine.entry_layers,
             is_draining=self._is_draining,
         )

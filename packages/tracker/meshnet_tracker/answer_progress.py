@@ -43,6 +43,7 @@ class AnswerProgress:
         self._prefilled = 0
         self._resumed_tokens = 0
         self._is_confirmed = True
+        self._reports = False
         self.prompt_tokens = 0
         self.finish_reason: str | None = None
         """Of the latest answer that ended."""
@@ -65,6 +66,15 @@ class AnswerProgress:
     def has_begun(self) -> bool:
         return any(answer.has_begun for answer in self._answers)
 
+    def check_end(self) -> None:
+        """The head says that it is done. Raises AttemptFailedError if it is not."""
+        if self._wants_tokens and not self.usage.completion_tokens and not self.has_begun:
+            for answer in self._answers:
+                answer.is_finished = False
+            raise AttemptFailedError("the head drew no token where some were due", outcome=Outcome.DEGENERATE)
+        if not self.is_complete:
+            raise AttemptFailedError("the head ended its stream without a finish reason", outcome=Outcome.DEGENERATE)
+
     @property
     def usage(self) -> Usage:
         """Each token counts once, whoever drew it. A head that tells no ids is believed its own count."""
@@ -81,7 +91,9 @@ class AnswerProgress:
     def begin_attempt(self) -> tuple[ChoiceSoFar, ...]:
         """What the next head must know; empty for one that begins at the beginning."""
         self._prefilled = 0
-        begun = [index for index, answer in enumerate(self._answers) if answer.has_begun]
+        self._reports = False
+        self._usage = None
+        begun = [index for index, answer in enumerate(self._answers) if answer.has_begun or answer.is_finished]
         so_far = tuple(_so_far(answer) for answer in self._answers[: begun[-1] + 1]) if begun else ()
         self._resumed_tokens = sum(len(answer.token_ids) for answer in so_far)
         self._is_confirmed = not so_far
@@ -96,7 +108,8 @@ class AnswerProgress:
             finish_reason = self._finish(answer, choice)
             if finish_reason is None and choice.logprobs is None and choice.delta.is_empty:
                 continue
-            is_alive = answer.has_begun = True
+            is_alive = True
+            answer.has_begun |= choice.logprobs is not None or not choice.delta.is_empty
             self._account_for(answer, choice)
             added.append(
                 msgspec.structs.replace(choice, delta=_without_role(choice.delta), finish_reason=finish_reason)
@@ -107,6 +120,7 @@ class AnswerProgress:
         if event.usage is not None:
             self._usage = event.usage
         report = event.meshnet
+        self._reports = self._reports or report is not None
         if report is None:
             return event.usage is not None
         if report.prompt_tokens is not None:
@@ -139,7 +153,8 @@ class AnswerProgress:
     def _finish(self, answer: _Answer, choice: Choice) -> str | None:
         if choice.finish_reason is None:
             return None
-        if self._wants_tokens and not answer.has_begun and choice.delta.is_empty:
+        # A head that reports no tokens is heard out: only its own count at the end tells whether there were any.
+        if self._wants_tokens and self._reports and not answer.has_begun and choice.delta.is_empty:
             raise AttemptFailedError("the head drew no token where some were due", outcome=Outcome.DEGENERATE)
         answer.is_finished = True
         self.finish_reason = choice.finish_reason if choice.finish_reason in FINISH_REASONS else "stop"

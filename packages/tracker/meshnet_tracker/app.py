@@ -9,7 +9,7 @@ everything else         only pages of the tracker's own origin, so that a page e
 import ipaddress
 import re
 import uuid
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from meshnet_tracker.asgi import CHAT_PATH, COMPLETION_PATH, Asgi, Message, Receive, Scope, Send, send_error
 from meshnet_tracker.openai_errors import foreign_host, foreign_origin, wrong_method
@@ -80,7 +80,7 @@ async def _answer_preflight(headers: dict[bytes, bytes], send: Send) -> None:
 
 def _is_own_origin(headers: dict[bytes, bytes]) -> bool:
     origin = headers.get(b"origin")
-    return origin is None or urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") == headers.get(b"host")
+    return origin is None or _split(origin.decode("latin-1")).netloc.encode("latin-1") == headers.get(b"host")
 
 
 def _is_own_host(scope: Scope, headers: dict[bytes, bytes]) -> bool:
@@ -88,8 +88,16 @@ def _is_own_host(scope: Scope, headers: dict[bytes, bytes]) -> bool:
     server = scope.get("server")
     if server is None or not _is_loopback(str(server[0])):
         return True
-    host = urlsplit(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
+    host = _split(f"//{headers.get(b'host', b'').decode('latin-1')}").hostname or ""
     return host == "localhost" or host.endswith(".localhost") or _is_loopback(host)
+
+
+def _split(url: str) -> SplitResult:
+    """Its parts; nothing but empty ones of what is no URL, such as ``http://[``, which is then nobody's own."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
 
 
 def _is_loopback(host: str) -> bool:

@@ -275,10 +275,7 @@ class ChatProxy:
                 for choice in added:
                     await reply.write(choice)
                 chat.client_wait_s += self._clock() - arrived_at
-        if not chat.understood[2].is_complete:
-            raise AttemptFailedError(
-                f"head {head.node_id} ended its stream without a finish reason", outcome=Outcome.DEGENERATE
-            )
+        chat.understood[2].check_end()
         chat.complete(self._clock())
 
     def _plan(self, chat: Chat, decision: RouteDecision, so_far: tuple[ChoiceSoFar, ...]) -> HeadRequest:
