@@ -64,6 +64,7 @@ def make_call(tracker: RunningTracker, model: ServedModel, number: int) -> None:
         "proxy route selected",
         request_id=chat.request_id,
         model=model.model_key,
+        resumed_tokens=0,
         details={"candidates": odds},
         **chosen,
     )

@@ -61,7 +61,7 @@ class TopologyChanged:
 
     model_key: ModelKey
     reason: str
-    """joined, restarted, shard-change, draining, left or lost."""
+    """joined, restarted, shard-change, settled, draining, left or lost."""
     node_id: NodeId
 
 
@@ -71,8 +71,8 @@ class NodeNoted:
 
     model_key: ModelKey
     reason: str
-    """suspected, condemned (a probe failed), cleared, recut (its entry layers changed); left or lost (of a node that
-    had drained)."""
+    """suspected, condemned (a probe failed), cleared, recut (its entry layers changed), settling (it flaps); left,
+    lost, draining or joined of a node that was no part of the topology."""
     node_id: NodeId
 
 

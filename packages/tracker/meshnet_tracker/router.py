@@ -7,7 +7,8 @@ Where the policy has nothing to say, a *greedy fallback* still serves the reques
 
 - every enumerated candidate has been tried and failed, but another chain holds all layers (the
   enumeration keeps one completion per head; its twin may be alive);
-- only nodes under suspicion complete a chain: a broken connection is a hint, not a proof;
+- only nodes that settle after too much coming and going complete a chain, or only nodes under suspicion: a broken
+  connection is a hint, not a proof;
 - the statistics fail: an error in learning must not cost a chat.
 
 Before that come wishes, given up one after the other where no route meets them: for a chat that goes on elsewhere,
@@ -293,11 +294,13 @@ class Router:
 
     def _fall_back(self, request: RouteRequest, suspects_too: bool) -> RouteChoice[Candidate]:
         model = request.model
-        nodes = [node for node in model.nodes.values() if suspects_too and not node.is_draining]
-        route = find_chain(model, nodes, _refuse(request.exclude, None))
-        if route is None:
-            raise NoRouteError(explain_no_route(model))
-        return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, "suspected node")
+        present = [node for node in model.nodes.values() if not node.is_draining]
+        sound = [node for node in present if not node.is_suspected]
+        for nodes, reason in ((sound, "settling node"), (present if suspects_too else [], "suspected node")):
+            route = find_chain(model, nodes, _refuse(request.exclude, None))
+            if route is not None:
+                return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, reason)
+        raise NoRouteError(explain_no_route(model))
 
     def _reserve(
         self,

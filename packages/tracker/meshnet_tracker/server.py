@@ -143,7 +143,7 @@ class TrackerServer:
 
     def _follow_up(self, node_id: NodeId, reason: str) -> None:
         match reason:
-            case "lost" | "left" | "restarted":
+            case "lost" | "left" | "restarted" | "shard-change" | "settling":
                 self.proxy.cut_off(node_id)
             case "suspected":
                 self.prober.look()
