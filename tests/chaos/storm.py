@@ -40,7 +40,8 @@ class Storm:
 
     def wait(self, name: str) -> None:
         self.mesh.wait_node(name, entry_layers=ENTRY_LAYERS[name])
-        wait_until(lambda: self.state(name) == "ready")
+        # Who is killed all the time has to settle; it serves where nobody else does.
+        wait_until(lambda: self.state(name) in ("ready", "settling"))
 
     def kill(self, name: str) -> None:
         self._signal(name, signal.SIGKILL)

@@ -95,10 +95,30 @@ def test_an_unknown_finish_reason_becomes_one_that_clients_know() -> None:
     assert chat.summary(now=3.0)["finish_reason"] == "stop"
 
 
+NOTHING = [Choice(index=0, delta=Delta(), finish_reason="stop")]
+
+
 def test_an_answer_that_ends_without_a_token_is_degenerate() -> None:
     chat = begun_chat()
+    chat.take(HeadEvent(meshnet=HeadReport(prompt_tokens=3)), now=2.0)
     with pytest.raises(AttemptFailedError) as failed:
-        chat.take(HeadEvent(choices=[Choice(index=0, delta=Delta(), finish_reason="stop")]), now=2.0)
+        chat.take(HeadEvent(choices=NOTHING), now=2.0)
 
     assert failed.value.outcome is Outcome.DEGENERATE
     assert not chat.tells_of_its_route
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_head_that_reports_no_tokens_is_believed_its_count_at_the_end(tokens: int) -> None:
+    """So are those that stand for another server."""
+    chat = begun_chat()
+    progress = chat.understood[2]
+    chat.take(HeadEvent(choices=NOTHING), now=2.0)
+    chat.take(HeadEvent(usage=Usage(prompt_tokens=3, completion_tokens=tokens, total_tokens=3 + tokens)), now=2.0)
+    if tokens:
+        progress.check_end()
+    else:
+        with pytest.raises(AttemptFailedError):
+            progress.check_end()
+
+    assert progress.is_complete == (tokens > 0)

@@ -15,6 +15,7 @@ TrackerError
 │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
 │   ├── NodeLostError                 every route that was tried broke
 │   ├── OverloadedError               every route that was tried was full
+│   │   └── RateLimitedError          ... and this client has more waiting than anybody
 │   └── ShuttingDownError             the tracker was told to stop, and the chat would not end in time
 ├── AttemptFailedError                one route failed one chat; another may still serve it
 └── ClientGoneError                   nobody is listening any more
@@ -106,6 +107,10 @@ class NodeLostError(MeshError):
 
 class OverloadedError(MeshError):
     """Every route that was tried had no room."""
+
+
+class RateLimitedError(OverloadedError):
+    """There is no room, and the client waits with more requests than others already."""
 
 
 class ShuttingDownError(MeshError):
