@@ -69,6 +69,22 @@ def tracker(
             help="Routes listed at most; proportional chooses among these, adaptive among all.",
         ),
     ] = ROUTE_CANDIDATES_MAX,
+    token_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_TOKEN_TIMEOUT",
+            help="Seconds a route may give no sign of life before another one takes the chat over.",
+        ),
+    ] = 30.0,
+    chat_timeout: Annotated[
+        float, typer.Option(envvar="MESHNET_CHAT_TIMEOUT", help="Seconds a chat may take in all.")
+    ] = 3600.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_TRACKER_DRAIN_TIMEOUT", help="Seconds that running chats get to end after SIGTERM."
+        ),
+    ] = 30.0,
     model_alias: Annotated[
         list[str] | None,
         typer.Option(
@@ -119,6 +135,9 @@ def tracker(
             route_min_sample_tokens=min_sample_tokens(),
             route_policy=route_policy,
             route_candidates_max=route_candidates_max,
+            token_timeout_s=token_timeout,
+            chat_timeout_s=chat_timeout,
+            drain_timeout_s=drain_timeout,
             model_aliases=parse_aliases(model_alias or []),
         )
     )

@@ -45,11 +45,18 @@ class GenerationRetired:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerWanted:
+    """Somebody asks whether this thread is alive."""
+
+    answer: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStopped:
     pass
 
 
-Event = StepArrived | SessionClosed | GenerationRetired | EngineStopped
+Event = StepArrived | SessionClosed | GenerationRetired | AnswerWanted | EngineStopped
 
 
 class EngineLoop:
@@ -133,6 +140,8 @@ class EngineLoop:
                 self._forget(session, keep_tokens)
             case GenerationRetired(generation):
                 generation.close()
+            case AnswerWanted(answer):
+                answer()
             case EngineStopped():
                 self._is_stopped = True
             case _:

@@ -28,7 +28,14 @@ from meshnet_node.engine import exactness
 from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.held_file import HeldFile, held_file
-from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
+from meshnet_node.engine.loop import (
+    AnswerWanted,
+    EngineLoop,
+    EngineStopped,
+    GenerationRetired,
+    SessionClosed,
+    StepArrived,
+)
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepResult, StepWork, rows_of_step
 from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
@@ -177,6 +184,20 @@ class Engine:
         result = await answer.future
         session.done_position = max(session.done_position, step.position + result.row_count)
         return result
+
+    async def wait_answer(self) -> None:
+        """Returns when the engine's thread has come by: soon, unless it hangs. Raises EngineClosedError."""
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def answer() -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(answered.set)
+
+        with self._lock:
+            self._check_open()
+            self._loop.inbox.put(AnswerWanted(answer))
+        await answered.wait()
 
     def close_session(self, session: EngineSession, *, remember: tuple[bytes, ...] = ()) -> None:
         """Give the slot back; steps under way fail with EngineClosedError. May be called again.
