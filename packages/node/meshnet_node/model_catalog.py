@@ -45,7 +45,8 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
             parts = package_parts(name)
         except ModelFileError:
             continue
-        found.append(KeptFile(name, "package", sum(part.stat().st_size for part in parts), parts[0].parent))
+        path = parts[0] if len(parts) == 1 else parts[0].parent
+        found.append(KeptFile(name, "package", sum(part.stat().st_size for part in parts), path))
     found += [
         _kept(path.stem, "package, put together", path) for path in sorted((cache_dir / "packages").glob("*.gguf"))
     ]
