@@ -85,6 +85,19 @@ def test_a_grammar_that_takes_too_long_is_given_up_and_the_next_one_works(
     assert isinstance(answer, Draw)
 
 
+def test_reading_a_grammar_takes_no_longer_than_a_draw_may(pool: DrawPool) -> None:
+    """Each level doubles the ways in which nothing can come before the first letter."""
+    levels = "".join(f"a{level} ::= a{level + 1}? a{level + 1}?\n" for level in range(30))
+    began_s = time.perf_counter()
+    with pytest.raises(GrammarError):
+        pool.check(f'root ::= a0\n{levels}a30 ::= "x"')
+    with pytest.raises(GrammarError, match="cannot be read"):
+        pool.check("root ::= nowhere")
+    pool.check('root ::= "ab"')
+
+    assert time.perf_counter() - began_s < 30
+
+
 def test_a_grammar_that_cannot_be_read_says_why(pool: DrawPool, vocabulary: Vocabulary) -> None:
     outcome = drawn(pool.lease(Sampling(grammar="root ::= nowhere")), noise(vocabulary, 0), 0)
 

@@ -22,7 +22,7 @@ import msgspec
 
 from meshnet_node.engine.draw_worker import LENGTH_BYTES, Answer, Ask, write_frame
 from meshnet_node.engine.sampling import Draw, FloatRow
-from meshnet_node.errors import DecodeError, GrammarError, NodeError
+from meshnet_node.errors import DecodeError, GrammarError, NodeError, NoFreeSlotError
 from meshnet_protocol.messages import Sampling
 
 log = logging.getLogger("meshnet.engine")
@@ -30,6 +30,9 @@ log = logging.getLogger("meshnet.engine")
 DRAW_S_MAX = 3.0
 START_S_MAX = 60.0
 IDLE_WORKERS_MAX = 2
+CHECKS_MAX = 2
+"""Grammars of new requests that are looked at at a time."""
+CHECK_WAIT_S_MAX = 10.0
 
 Told = Callable[[Draw | NodeError], None]
 
@@ -40,7 +43,9 @@ class DrawPool:
     def __init__(self, vocabulary_path: Path, *, sessions_max: int, draw_s_max: float = DRAW_S_MAX) -> None:
         self._path = vocabulary_path
         self._draw_s_max = draw_s_max
+        self._sessions_max = sessions_max
         self._threads = ThreadPoolExecutor(sessions_max, thread_name_prefix="grammar")
+        self._checks = threading.Semaphore(CHECKS_MAX)
         self._lock = threading.Lock()
         self._idle: list[_Worker] = []
         self._in_use: set[_Worker] = set()
@@ -48,6 +53,23 @@ class DrawPool:
 
     def lease(self, sampling: Sampling) -> "GrammarDraws":
         return GrammarDraws(self, sampling)
+
+    def check(self, grammar: str) -> None:
+        """Whether a session can follow it. Blocks for at most a few seconds; raises GrammarError, NoFreeSlotError.
+
+        Reading a grammar may take llama.cpp as long as drawing under it, for the same reasons.
+        """
+        if not self._checks.acquire(timeout=CHECK_WAIT_S_MAX):
+            raise NoFreeSlotError(self._sessions_max)
+        try:
+            worker = self.take()
+            try:
+                worker.open(Sampling(grammar=grammar))
+                worker.clear()
+            finally:
+                self.give_back(worker)
+        finally:
+            self._checks.release()
 
     def close(self) -> None:
         with self._lock:
@@ -208,7 +230,7 @@ class _Worker:
             if not select.select([descriptor], [], [], left_s)[0]:
                 self.end()
                 raise GrammarError(
-                    f"the grammar took longer than {self._draw_s_max:g} s for one token; use fewer optional or "
+                    f"the grammar took longer than {self._draw_s_max:g} s for one step; use fewer optional or "
                     "ambiguous parts in a row"
                 )
             piece = os.read(descriptor, size - len(data))

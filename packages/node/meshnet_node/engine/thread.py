@@ -219,6 +219,10 @@ class Engine:
             self.close_session(session)
         return self.shard.layer_count * steps / elapsed_s
 
+    def check_grammar(self, grammar: str) -> None:
+        """Blocks for at most a few seconds. Raises GrammarError if a session could not follow it, NoFreeSlotError."""
+        self._draw_pool.check(grammar)
+
     @property
     def failure(self) -> NodeError | None:
         """Why the engine will never compute again, if it will not: a bug met its thread, not a single step."""
