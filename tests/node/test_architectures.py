@@ -70,6 +70,16 @@ def test_a_split_at_any_layer_gives_the_whole_models_logits(tmp_path: Path, arch
         split.close()
 
 
+@pytest.mark.parametrize("cuts", [(22,), (21,), (7, 22)])
+def test_forty_hybrid_layers_with_experts_are_cut_at_22(tmp_path: Path, cuts: tuple[int, ...]) -> None:
+    model = ModelFile.open(write_tiny(tmp_path / "tiny.gguf", "qwen35moe", layer_count=40))
+    whole, split = Chain.load(model, (), tmp_path), Chain.load(model, cuts, tmp_path)
+
+    assert_same(whole.follow(0, PROMPT, 4), split.follow(1, PROMPT, 4))
+    whole.close()
+    split.close()
+
+
 @pytest.mark.parametrize("architecture", sorted(LAYERS))
 def test_several_users_in_one_batch_get_the_whole_models_logits(tmp_path: Path, architecture: str) -> None:
     model = ModelFile.open(write_tiny(tmp_path / "tiny.gguf", architecture))

@@ -3,7 +3,7 @@
 Everything here may refuse the request, and nothing has been promised to the client yet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,8 +50,17 @@ class Work:
     reading: Reading | None
 
 
-def understand(vocabulary: Vocabulary, request: HeadRequest, *, context_tokens: int) -> Work:
-    """Raises TemplateError, GrammarError or RequestError, ContextOverflowError among them."""
+def understand(
+    vocabulary: Vocabulary,
+    request: HeadRequest,
+    *,
+    context_tokens: int,
+    check_grammar: Callable[[str], None] | None = None,
+) -> Work:
+    """``check_grammar`` may be left out for requests that shape nothing.
+
+    Raises TemplateError, GrammarError or RequestError, ContextOverflowError among them, NoFreeSlotError.
+    """
     if request.prompts:
         prompts = tuple(_encode_text(vocabulary, prompt, context_tokens) for prompt in request.prompts)
         work = Work(prompts, _own_grammar(request), None)
@@ -59,8 +68,9 @@ def understand(vocabulary: Vocabulary, request: HeadRequest, *, context_tokens: 
         work = _understand_chat(vocabulary, request, context_tokens)
     check_context(work.prompts, context_tokens)
     if work.grammar:
+        assert check_grammar is not None
         try:
-            vocabulary.check_grammar(work.grammar)
+            check_grammar(work.grammar)
         except GrammarError as error:
             raise error.about("grammar" if request.grammar else None) from error
     return work

@@ -38,6 +38,15 @@ class SessionClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenDrawn:
+    """Beside this thread, under a grammar."""
+
+    session: EngineSession
+    work: StepWork
+    outcome: Draw | NodeError
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRetired:
     """No session is left on it and none will come."""
 
@@ -56,7 +65,7 @@ class EngineStopped:
     pass
 
 
-Event = StepArrived | SessionClosed | GenerationRetired | AnswerWanted | EngineStopped
+Event = StepArrived | SessionClosed | TokenDrawn | GenerationRetired | AnswerWanted | EngineStopped
 
 
 class EngineLoop:
@@ -69,6 +78,8 @@ class EngineLoop:
         self._options = options
         self._busy: dict[int, EngineSession] = {}
         """Sessions with a step to compute, by slot."""
+        self._drawing: dict[StepWork, EngineSession] = {}
+        """Steps whose token is being drawn beside this thread."""
         self._session_slots: set[int] = set()
         """Slots that have been used since they were last emptied."""
         self._groups = DecodeGroups()
@@ -88,7 +99,7 @@ class EngineLoop:
         self._fail_all(end)
 
     def _fail_all(self, error: NodeError) -> None:
-        for session in list(self._busy.values()):
+        for session in [*self._busy.values(), *self._drawing.values()]:
             self._fail(session, error)
         with suppress(Empty):
             while True:
@@ -138,6 +149,8 @@ class EngineLoop:
                 self._accept(session, work)
             case SessionClosed(session, keep_tokens):
                 self._forget(session, keep_tokens)
+            case TokenDrawn(session, work, outcome):
+                self._take_drawn(session, work, outcome)
             case GenerationRetired(generation):
                 generation.close()
             case AnswerWanted(answer):
@@ -174,12 +187,18 @@ class EngineLoop:
         self._session_slots.discard(session.slot)
         self._groups.left(session.slot)
         session.sampler = None
+        if session.grammar_draws is not None:
+            session.grammar_draws.close()
 
     def _fail(self, session: EngineSession, error: NodeError) -> None:
         """End all steps of a session, and every later one."""
         session.failure = error
-        while session.works:
-            session.works.popleft().answer.set_exception(error)
+        drawing = [work for work, owner in self._drawing.items() if owner is session]
+        for work in drawing:
+            del self._drawing[work]
+        for work in [*drawing, *session.works]:
+            work.answer.set_exception(error)
+        session.works.clear()
         if self._busy.get(session.slot) is session:
             del self._busy[session.slot]
 
@@ -219,9 +238,13 @@ class EngineLoop:
             self._groups.decoded(time.perf_counter() - began_s)
 
     def _advance(self, session: EngineSession, row_count: int, result: RowsResult) -> None:
-        def draw(logits: FloatRows, position: int) -> Draw:
-            assert session.sampler is not None
-            return session.sampler.draw(logits, position=position)
+        row: list[tuple[FloatRows, int]] = []
+
+        def draw(logits: FloatRows, position: int) -> Draw | None:
+            if session.sampler is not None:
+                return session.sampler.draw(logits, position=position)
+            row.append((logits.copy(), position))  # the next decode writes over them
+            return None
 
         work = session.works[0]
         is_done = work.advance(session, row_count, result, draw)
@@ -233,6 +256,24 @@ class EngineLoop:
                 del self._busy[session.slot]
             if work.step.wants_token:
                 self._groups.stepped(session.slot, hop_count=session.hop_count)
+            if row:
+                self._draw_beside(session, work, *row[0])
+            else:
+                work.answer.set_result(work.result(time.perf_counter()))
+
+    def _draw_beside(self, session: EngineSession, work: StepWork, logits: FloatRows, position: int) -> None:
+        assert session.grammar_draws is not None
+        self._drawing[work] = session
+        session.grammar_draws.draw(logits, position, lambda outcome: self.inbox.put(TokenDrawn(session, work, outcome)))
+
+    def _take_drawn(self, session: EngineSession, work: StepWork, outcome: Draw | NodeError) -> None:
+        if self._drawing.pop(work, None) is None:
+            return  # the session was closed meanwhile, and its steps have been told
+        if isinstance(outcome, NodeError):
+            work.answer.set_exception(outcome)
+            self._fail(session, outcome)
+        else:
+            work.drawn = outcome
             work.answer.set_result(work.result(time.perf_counter()))
 
     def _next_turn(self) -> int:

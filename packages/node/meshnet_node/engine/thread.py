@@ -27,6 +27,7 @@ import numpy as np
 from meshnet_node.engine import exactness
 from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
+from meshnet_node.engine.grammar_draws import DrawPool, GrammarDraws
 from meshnet_node.engine.held_file import HeldFile, held_file
 from meshnet_node.engine.loop import (
     AnswerWanted,
@@ -77,6 +78,7 @@ class Engine:
         self._current = generation
         self._generations = [generation]
         self._slots = SlotTable(options.slots)
+        self._draw_pool = DrawPool(model.path, sessions_max=options.slots)
         self._open_sessions: set[EngineSession] = set()
         self._is_closed = False
         self._failure: NodeError | None = None
@@ -162,13 +164,18 @@ class Engine:
             self._check_open()
             generation = self._current
             first_segment = generation.segment_at(layers)
-            sampler = None
+            sampler: TokenSampler | None = None
+            grammar_draws: GrammarDraws | None = None
             if layers.next_layer == self.card.layer_count:
-                sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
+                sampling = sampling or _GREEDY
+                if sampling.grammar:
+                    grammar_draws = self._draw_pool.lease(sampling)
+                else:
+                    sampler = TokenSampler(sampling, self.vocabulary)
             taken = self._slots.take(Place(generation.number, first_segment), prefix)
             session = EngineSession(session_id, layers, taken.slot, generation, first_segment, hop_count)
             session.held_tokens = session.next_position = taken.held_tokens
-            session.sampler = sampler
+            session.sampler, session.grammar_draws = sampler, grammar_draws
             self._open_sessions.add(session)
             generation.session_count += 1
         return session
@@ -240,6 +247,10 @@ class Engine:
             self.close_session(session)
         return self.shard.layer_count * steps / elapsed_s
 
+    def check_grammar(self, grammar: str) -> None:
+        """Blocks for at most a few seconds. Raises GrammarError if a session could not follow it, NoFreeSlotError."""
+        self._draw_pool.check(grammar)
+
     @property
     def failure(self) -> NodeError | None:
         """Why the engine will never compute again, if it will not: a bug met its thread, not a single step."""
@@ -262,6 +273,7 @@ class Engine:
                 self._is_closed = True
                 self._loop.inbox.put(EngineStopped())
             self._thread.join()
+            self._draw_pool.close()
             for generation in self._generations:
                 generation.close()
             self._generations.clear()

@@ -16,7 +16,6 @@ import jinja2
 import llama_cpp
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from meshnet_node.engine.grammar import check_grammar
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import ModelFileError, TemplateError
 
@@ -61,10 +60,6 @@ class Vocabulary:
     def handle(self) -> Any:
         """llama.cpp's own vocabulary; lives as long as this object."""
         return self._vocab
-
-    def check_grammar(self, grammar: str) -> None:
-        """Raises GrammarError if drawing could not follow it."""
-        check_grammar(self._vocab, grammar)
 
     @property
     def chat_template(self) -> "ChatTemplate":
