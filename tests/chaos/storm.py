@@ -29,6 +29,8 @@ class Storm:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
+        self._addresses: dict[str, str] = {}
+        """Of processes that were killed: until the tracker has lost them, they look as if they were ready."""
 
     @property
     def url(self) -> str:
@@ -39,11 +41,13 @@ class Storm:
         self.mesh.start_node(name, SHARDS[name], layer_delay_ms=0)
 
     def wait(self, name: str) -> None:
+        wait_until(lambda: self.node(name).get("url") not in (None, self._addresses.get(name)))
         self.mesh.wait_node(name, entry_layers=ENTRY_LAYERS[name])
         # Who is killed all the time has to settle; it serves where nobody else does.
         wait_until(lambda: self.state(name) in ("ready", "settling"))
 
     def kill(self, name: str) -> None:
+        self._addresses[name] = str(self.node(name)["url"])
         self._signal(name, signal.SIGKILL)
 
     def freeze(self, name: str) -> None:
@@ -112,7 +116,7 @@ def storm(folder: Path, *, policy: str = "proportional") -> Iterator[Storm]:
                 running.thaw(name)
 
 
-def wait_until(holds: Callable[[], bool], *, timeout_s: float = 15.0) -> None:
+def wait_until(holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     """Fails unless ``holds()`` becomes true in time; what does not answer counts as not yet."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

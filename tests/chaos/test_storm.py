@@ -98,7 +98,7 @@ def check(
 def report(weather: Weather, seen: list[Seen], finished: dict[str, dict[str, Any]]) -> None:
     """What happened, for people; recovery is what a client had to wait for its next word."""
     taken_over = [chat for chat in seen if finished[chat.request_id]["attempts"] > 1]
-    pauses = sorted(chat.pause_s_max for chat in taken_over) or [0.0]
+    pauses = sorted(chat.pause_s_max for chat in taken_over if chat.pause_s_max) or [0.0]
     attempts = sum(finished[chat.request_id]["attempts"] for chat in seen)
     lines = (
         f"\nseed {SEED}: {len(seen)} chats, {attempts} attempts, {len(weather.struck)} faults",

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from meshnet_protocol.messages import Leave
-from meshnet_tracker import asgi, proxy
+from meshnet_tracker import asgi, body_reader, proxy
 from meshnet_tracker.fleet import NodeLeft, NodeRegistered
 from meshnet_tracker.testing import (
     PROMPT_TOKENS,
@@ -270,14 +270,18 @@ async def test_when_every_route_fails_the_client_is_told_once() -> None:
     assert finished["outcome"] == "node_fault"
 
 
-async def test_when_every_route_is_full_the_client_may_come_again() -> None:
+async def test_when_every_route_stays_full_the_client_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "PATIENCE_S_MAX", 0.05)
     full = {"refusal": (503, {"message": "all 4 slots are taken", "code": "no_free_slot"})}
     async with mesh(full, full) as (tracker, _), post(tracker, stream=True) as response:
         answer = await response.json()
         (finished,) = await finished_chats(tracker)
+        faults = [node.faults.mass for node in tracker.server.fleet.nodes()]
 
     assert (response.status, answer["error"]["code"]) == (503, "overloaded")
+    assert response.headers["retry-after"] == "1"
     assert finished["outcome"] == "overload"
+    assert faults == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("failure", [{"breaks_after": 3}, {"ends_after": 3}])
@@ -400,7 +404,7 @@ async def test_many_chats_at_once_leave_nothing_behind_and_one_event_each() -> N
 async def test_what_is_wrong_with_a_request_is_said_in_openais_form(
     monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, code: str | None
 ) -> None:
-    monkeypatch.setattr(proxy, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(body_reader, "BODY_BYTES_MAX", 1000)
     async with mesh({}) as (tracker, _), post(tracker, body) as response:
         answer = await response.json()
         (finished,) = await finished_chats(tracker)

@@ -45,6 +45,8 @@ class Chat:
 
     request_id: str
     received_at: float
+    client: str = ""
+    """Who asks, for fair turns; shown to nobody."""
     dialect: Dialect = Dialect.CHAT
     call: ChatCall | None = None
     model: ServedModel | None = None

@@ -35,10 +35,11 @@ from meshnet_tracker.asgi import (
     Scope,
     Send,
     bounded_send,
-    read_body,
+    client_key,
     wait_until_gone,
 )
 from meshnet_tracker.attempt_watch import AttemptWatch
+from meshnet_tracker.body_reader import BodyReader
 from meshnet_tracker.chat import Chat, outcome_of
 from meshnet_tracker.chat_reply import ChatReply, StreamedReply, WholeReply
 from meshnet_tracker.errors import (
@@ -58,8 +59,10 @@ from meshnet_tracker.openai_schema import Dialect, parse_request
 from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
 from meshnet_tracker.router import RouteDecision, Router
+from meshnet_tracker.turnstile import LOOK_PERIOD_S, PATIENCE_S_MAX, Turnstile
 
-BODY_BYTES_MAX = 32 * 1024 * 1024
+CHATS_MAX = 4096
+"""At a time, those that wait for room included."""
 FRUITLESS_ATTEMPTS_MAX = 3
 """In a row, without a single further token."""
 ATTEMPTS_MAX = 16
@@ -104,18 +107,27 @@ class ChatProxy:
         self._wall_clock = wall_clock
         self._running: dict[int, tuple[RouteDecision, AttemptWatch]] = {}
         self._chats: dict[str, Chat] = {}
+        self._bodies = BodyReader()
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
         dialect = Dialect.COMPLETION if scope["path"] == COMPLETION_PATH else Dialect.CHAT
-        chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock(), dialect=dialect)
+        chat = Chat(
+            request_id=scope["state"]["request_id"],
+            received_at=self._clock(),
+            client=client_key(scope),
+            dialect=dialect,
+        )
         self._chats[chat.request_id] = chat
         try:
-            await self._serve(chat, receive, bounded_send(send))
+            await self._serve(chat, scope, receive, bounded_send(send))
         except* ClientGoneError:
             chat.outcome = chat.outcome or Outcome.CLIENT_GONE
         finally:
             del self._chats[chat.request_id]
+            if chat.model is not None:
+                self._turnstile.let_next_in(chat.model.model_key)
             self._events.append("chat finished", **chat.summary(self._clock()))
 
     async def relay_chat(self, chat: Chat, reply: ChatReply) -> None:
@@ -123,10 +135,26 @@ class ChatProxy:
 
         Raises what the client must be told: RefusedByHeadError, NoRouteError, NodeLostError, ...
         """
+        _, model, progress = chat.understood
+        loop = asyncio.get_running_loop()
+        ends_at, room_until = loop.time() + self._chat_timeout_s, loop.time() + PATIENCE_S_MAX
+        if self._turnstile.has_queue(model.model_key):
+            await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until)
+        while not progress.is_complete:
+            try:
+                await self._run_on_routes(chat, reply, ends_at)
+            except OverloadedError:
+                if progress.has_begun:
+                    room_until = max(room_until, loop.time() + LOOK_PERIOD_S)
+                await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until, is_again=True)
+        chat.outcome = Outcome.COMPLETED
+        await reply.finish(chat.usage)
+
+    async def _run_on_routes(self, chat: Chat, reply: ChatReply, ends_at: float) -> None:
+        """On one route after another. Raises OverloadedError if all that were tried are full."""
         progress = chat.understood[2]
         failed: list[Signature] = []
         failure: AttemptFailedError | None = None
-        ends_at = asyncio.get_running_loop().time() + self._chat_timeout_s
         while not progress.is_complete:
             decision = await self._wait_route(chat, failed, failure)
             try:
@@ -141,8 +169,6 @@ class ChatProxy:
                     raise _lost(error) from error
             finally:
                 self._router.release(decision, self._clock())
-        chat.outcome = Outcome.COMPLETED
-        await reply.finish(chat.usage)
 
     def running_tokens(self) -> int:
         """Tokens drawn so far by the chats that run now."""
@@ -160,12 +186,14 @@ class ChatProxy:
         for _, watch in self._running.values():
             watch.cut_off(ShuttingDownError("The tracker is being stopped; ask again in a moment."))
 
-    async def _serve(self, chat: Chat, receive: Receive, send: Send) -> None:
+    async def _serve(self, chat: Chat, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:
             companions: list[asyncio.Task[None]] = []
             reply: ChatReply | None = None
             try:
-                body = await read_body(receive, bytes_max=BODY_BYTES_MAX)
+                if len(self._chats) > CHATS_MAX:
+                    raise OverloadedError(f"The tracker serves {CHATS_MAX} chats already; ask again in a moment.")
+                body = await self._bodies.read(scope, receive)
                 companions.append(tasks.create_task(_raise_when_gone(receive)))
                 reply = self._understand(chat, body, send)
                 if isinstance(reply, StreamedReply):
