@@ -111,6 +111,15 @@ class Simulation:
             act(*args)
         return Record(self._asked, self._scouts_max, self.router, self.model)
 
+    def pass_time(self, seconds: float) -> float:
+        """Without events; the time that it is then."""
+        self._now += seconds
+        return self._now
+
+    def restart(self, rng: Random) -> None:
+        """Another process takes the place of some machine's."""
+        self._join(rng.choice(list(self._machines.values())).spec)
+
     @property
     def _clock(self) -> float:
         """The time as the tracker reads it."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from meshnet_tracker.policies.node_beliefs import FAULT_HALF_LIFE_S, NodeBelief
 
-FAILURES_KEPT_MAX = 256
+FAILURES_KEPT_MAX = 128
 FAILURES_KEPT_S = 2 * FAULT_HALF_LIFE_S
 ROUNDS = 4
 GUILT_MIN = 0.002
