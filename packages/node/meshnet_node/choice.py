@@ -96,11 +96,15 @@ class Choice:
         while True:
             assert reply is not None
             token = self._read(text, _token_of(reply), reply.logprobs)
-            yield token
             if token.finish_reason is not None:
+                yield token
                 return
             token_id = _token_of(reply)
-            reply = await self._run((token_id,), len(self.prompt) + self._drawn - 1)
+            step = StepInput(len(self.prompt) + self._drawn - 1, (token_id,), None, wants_token=True)
+            started = self.session.start_step(step)
+            yield token  # the engine is at the next one while this one's text goes out
+            reply = await (await self.session.begin_step(step, 1, started)).wait()
+            self.replies.append(reply)
             self.rows.append(token_id)
 
     def _replay(self, text: "_TextAndLogprobs") -> Iterator[TokenText]:
@@ -142,12 +146,6 @@ class Choice:
         self._reply = await step.wait()
         self.replies.append(self._reply)
         return Prefilled(end)
-
-    async def _run(self, tokens: Sequence[int], position: int) -> HopReply:
-        step = StepInput(position=position, tokens=tokens, hidden=None, wants_token=True)
-        reply = await self.session.run_step(step, len(tokens))
-        self.replies.append(reply)
-        return reply
 
 
 class _TextAndLogprobs:
