@@ -1,6 +1,7 @@
 """Both sides of a comparison, each behind one call, so that a benchmark can run them in turn."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,9 @@ import aiohttp
 import msgspec
 
 from meshnet_protocol.messages import ChatChunk
+
+# Whoever stops a benchmark stops its processes too: their contexts are left.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 PROMPT = "Write a long story about a lighthouse keeper, an old boat and a storm. Take your time."
 

@@ -1,0 +1,81 @@
+"""One stream and many over two one-thread nodes, against llama.cpp's own split of the same model over RPC.
+
+The peer is llama-server with one thread and half of the layers on an RPC worker with one thread: the same kernels,
+the same two cores, the same cut. Both sides run in turn, round by round.
+
+    uv run python benchmarks/rpc_split.py [--rounds 3] [--streams 8] [--tokens 64]
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import aiohttp
+
+from many_streams import CONTEXT_TOKENS, run_round
+from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.tracker_api import served_models
+from meshnet_node.model_source import resolve_model
+from rpc_peer import rpc_split_server
+
+TARGETS = {"one": 1.3, "many": 2.0}
+
+
+async def measure(url: str, peer_url: str, options: argparse.Namespace) -> dict[str, list[tuple[float, float]]]:
+    """Tokens per second, ours and theirs, of one stream and of many."""
+    model = served_models(url)[0]
+    pairs: dict[str, list[tuple[float, float]]] = {"one": [], "many": []}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as http:
+        for number in range(options.rounds + 1):
+            for name, streams in (("one", 1), ("many", options.streams)):
+                first = number * options.streams
+                ours = await run_round(http, url, model, streams, options.tokens, first)
+                theirs = await run_round(http, peer_url, model, streams, options.tokens, first)
+                if number:  # the first round warms both sides up
+                    pairs[name].append((ours, theirs))
+    return pairs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node, and of the worker")
+    options = parser.parse_args()
+    path = resolve_model(options.model)
+    room = ["--slots", str(options.streams), "--context-tokens", str(CONTEXT_TOKENS)]
+    with (
+        rpc_split_server(
+            path, worker_layers=30 - options.cut, slots=options.streams, context_tokens=CONTEXT_TOKENS
+        ) as peer_url,
+        tempfile.TemporaryDirectory() as folder,
+        Mesh(Path(folder), free_port(0), str(path)) as mesh,
+    ):
+        mesh.start_tracker()
+        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0, options=room)
+        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0, options=room)
+        mesh.wait_node("first", entry_layers=[0])
+        mesh.wait_node("second", entry_layers=[options.cut])
+        pairs = asyncio.run(measure(mesh.url, peer_url, options))
+    for name, figures in pairs.items():
+        ratios = [ours / theirs for ours, theirs in figures]
+        line = {
+            "benchmark": "rpc_split",
+            "streams": 1 if name == "one" else options.streams,
+            "tokens_per_s": round(statistics.median(ours for ours, _ in figures), 1),
+            "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in figures), 1),
+            "ratio": round(statistics.median(ratios), 3),
+            "ratio_min": round(min(ratios), 3),
+            "ratio_max": round(max(ratios), 3),
+            "target": TARGETS[name],
+        }
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()
