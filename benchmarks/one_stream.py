@@ -72,7 +72,7 @@ def report(results: list[tuple[Stream, Stream]]) -> None:
                 "ratio_min": round(min(end_to_end), 3),
                 "ratio_max": round(max(end_to_end), 3),
                 "decode_ratio": round(statistics.median(decode), 3),
-                "target": 0.85,
+                "target": 0.95,
             }
         )
     )
