@@ -59,3 +59,16 @@ def test_a_hop_is_lost_and_the_text_is_the_very_one(mesh: Storm, hop: int, fault
     assert seen.pause_s_max < TOKEN_TIMEOUT_S + 3
     mesh.wait(victim)
     wait_until(lambda: mesh.sessions() == 0 == mesh.in_flight())
+
+
+def test_an_answer_under_a_grammar_goes_on_at_another_tail(mesh: Storm) -> None:
+    """The tail draws in a process of its own, which is gone with it: the next one replays what was drawn."""
+    undisturbed = ask(mesh.url, "grammar", is_stream=True)
+
+    seen, victim = ask_and_break(mesh, "grammar", 2, mesh.kill)
+    mesh.start(victim)
+
+    assert seen.errors == []
+    assert seen.words == undisturbed.words
+    mesh.wait(victim)
+    wait_until(lambda: mesh.sessions() == 0 == mesh.in_flight())

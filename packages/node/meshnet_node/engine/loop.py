@@ -106,6 +106,8 @@ class EngineLoop:
                 event = self.inbox.get_nowait()
                 if isinstance(event, StepArrived):
                     event.work.answer.set_exception(error)
+                elif isinstance(event, AnswerWanted):
+                    event.answer()  # who asked looks at the engine's state next
 
     def _run_until_stopped(self) -> None:
         hold_s = 0.0

@@ -207,6 +207,8 @@ class Engine:
             self._check_open()
             self._loop.inbox.put(AnswerWanted(answer))
         await answered.wait()
+        with self._lock:
+            self._check_open()
 
     def close_session(self, session: EngineSession, *, remember: tuple[bytes, ...] = ()) -> None:
         """Give the slot back; steps under way fail with EngineClosedError. May be called again.
