@@ -2,8 +2,8 @@
 
 The tracker runs in this process with the events of made-up calls (choosing a route and running a chat are not the
 dashboard's cost); a page, as another process, polls and holds the live stream as a browser does. Every figure is
-this process's CPU time over wall time, less the same run with nobody listening; the odds of each choice, written down
-for the call wall, are timed apart. Target, for all together with a page open: below 5 % of a core.
+this process's CPU time over wall time, less the same run with nobody listening. Target with a page open: below 5 % of
+a core.
 
     uv run python benchmarks/dashboard_load.py [--seconds 8] [--calls-per-s 100]
 """
@@ -26,7 +26,6 @@ from meshnet_tracker.fleet import ServedModel
 from meshnet_tracker.head_events import HeadEvent
 from meshnet_tracker.openai_schema import parse_chat
 from meshnet_tracker.outcomes import Outcome
-from meshnet_tracker.route_policy import RouteRequest
 from meshnet_tracker.testing import RunningTracker, make_card, running_tracker
 
 MODELS, HEADS, OTHERS = 7, 8, 21
@@ -104,23 +103,13 @@ async def measure(seconds: float, calls_per_s: int) -> dict[str, Any]:
         assert tracker.server.observers.watchers.count == 1, "the page went away"
         page.terminate()
         await page.wait()
-        candidates, now = tracker.server.router.candidates(models[0]), time.monotonic()
-        router = tracker.server.router
-        choice = router._ask_policy(RouteRequest(models[0], candidates), now)
-        assert choice is not None
-        started = time.perf_counter()
-        for _ in range(1000):
-            router._odds_of(candidates, choice, now)
-        odds_s = (time.perf_counter() - started) / 1000
     return {
         "nodes": MODELS * (HEADS + OTHERS),
         "arms": arms,
         "calls_per_s": calls_per_s,
         "events_alone_percent": round(100 * unwatched, 2),
-        "odds_percent": round(100 * odds_s * calls_per_s, 2),
         "no_page_percent": round(100 * (no_page - unwatched), 2),
         "one_page_percent": round(100 * (one_page - unwatched), 2),
-        "all_percent": round(100 * (one_page - unwatched + odds_s * calls_per_s), 2),
         "target_percent": 5.0,
     }
 

@@ -212,6 +212,17 @@ async def test_before_the_first_text_a_failure_is_retried_on_another_route_unsee
     assert "h1." in finished["signature"]
 
 
+async def test_a_grammar_that_nobody_can_follow_is_the_requests_fault_and_is_not_tried_elsewhere() -> None:
+    failure = {"pieces": (), "stream_error": {"message": "the grammar took too long", "code": "invalid_grammar"}}
+    async with mesh(failure, failure) as (tracker, heads), post(tracker) as response:
+        answer = await response.json()
+        (finished,) = await finished_chats(tracker)
+
+    assert (response.status, answer["error"]["code"]) == (400, "invalid_grammar")
+    assert sum(len(head.requests) for head in heads) == 1
+    assert finished["outcome"] == "client_error"
+
+
 async def test_a_whole_answer_is_retried_even_after_some_text() -> None:
     async with mesh({"breaks_after": 5}, {}) as (tracker, _), post(tracker) as response:
         answer = await response.json()

@@ -273,7 +273,11 @@ class ChatService:
         plan = request.meshnet or self._own_plan()
         # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
         work = await asyncio.to_thread(
-            understand, engine.vocabulary, request, context_tokens=engine.options.context_tokens
+            understand,
+            engine.vocabulary,
+            request,
+            context_tokens=engine.options.context_tokens,
+            check_grammar=engine.check_grammar,
         )
         async with AsyncExitStack() as sessions:
             chat = Chat(self._hops, plan, request, work, sessions)

@@ -148,7 +148,11 @@ class HopService:
         layers = self._own_layers(request.plan, request.hop_index)
         is_last = request.hop_index == len(request.plan.hops) - 1
         wanted = SessionRequest(
-            request.plan.session_id, layers, request.sampling if is_last else None, prefix=request.prefix
+            request.plan.session_id,
+            layers,
+            request.sampling if is_last else None,
+            prefix=request.prefix,
+            hop_count=len(request.plan.hops),
         )
         at_engine = await self.admission.wait_session(wanted)
         downstream: DownstreamSession | None = None

@@ -93,7 +93,7 @@ class NodeApp:
         return web.json_response(
             status=200 if is_well else 503,
             data={
-                "status": "ok" if is_well else "the engine does not answer",
+                "status": "ok" if is_well else str(engine.failure or "the engine does not answer"),
                 "node_id": self._identity.node_id,
                 "model": engine.card.model_key,
                 "layers": str(engine.shard),
@@ -267,11 +267,22 @@ async def _serve_shard(
         async with serving(NodeApp(identity, engine, links, admission).build(), listener):
             log.info("serving", node_id=identity.node_id, url=identity.url)
             membership = tasks.create_task(client.run(), name="membership")
+            loop = asyncio.get_running_loop()
+            engine.watch_failure(lambda: _stop_from_elsewhere(loop, stop))
             await stop.wait()
-            await _drain(client, admission, settings.drain_timeout_s)
+            if engine.failure is None:
+                await _drain(client, admission, settings.drain_timeout_s)
             membership.cancel()
             await client.leave()
         await links.close()
+    if engine.failure is not None:
+        # A node that cannot compute must not stay; whoever supervises the process may start it anew.
+        raise engine.failure
+
+
+def _stop_from_elsewhere(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop was closed: it has stopped already
+        loop.call_soon_threadsafe(stop.set)
 
 
 async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:

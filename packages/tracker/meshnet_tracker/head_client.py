@@ -28,6 +28,8 @@ CONNECT_S_MAX = 3.0
 ERROR_BODY_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 10_000
 REFUSALS = {400, 413, 422}
+REQUEST_FAULT_CODES = {"invalid_grammar"}
+"""Of errors in a stream that are the request's own fault, and come up only when the answer is drawn."""
 OVERLOAD_CODES = {"no_free_slot", "overloaded"}
 
 _JSON = {"content-type": "application/json"}
@@ -74,7 +76,7 @@ async def _read_events(response: aiohttp.ClientResponse, head: NodeId) -> AsyncG
                     return
                 event = decode_event(data)
                 if event.error is not None:
-                    raise _failed(event.error, head)
+                    raise _broken_stream(event.error, head)
                 yield event
     except _NETWORK_ERRORS as error:
         raise _unreachable(head, error) from error
@@ -97,6 +99,12 @@ async def _failure(response: aiohttp.ClientResponse, head: NodeId) -> AttemptFai
     if response.status in REFUSALS and isinstance(error.get("message"), str):
         return RefusedByHeadError(status=response.status, error=error)
     return _failed(error, head, is_overload=response.status == 429)
+
+
+def _broken_stream(error: dict[str, Any], head: NodeId) -> AttemptFailedError | RefusedByHeadError:
+    if error.get("code") in REQUEST_FAULT_CODES:
+        return RefusedByHeadError(status=400, error=error)
+    return _failed(error, head)
 
 
 def _unreachable(head: NodeId, error: Exception) -> AttemptFailedError:

@@ -45,7 +45,7 @@ class FaultRecord:
     @property
     def reputation(self) -> float:
         """In (0, 1]; 1 for a node without faults."""
-        return math.pow(FAULT_FACTOR, self.mass)
+        return math.pow(FAULT_FACTOR, self.mass) if self.mass else 1.0
 
 
 NO_FAULTS = FaultRecord()

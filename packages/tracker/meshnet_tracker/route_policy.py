@@ -93,9 +93,6 @@ class RoutePolicy(Protocol):
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
         """A route for the request; None if the policy knows none that is not excluded."""
 
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        """What chances the arms had when ``chosen`` was, for the record of the request. Cheap: every chat asks."""
-
     def taken(self, flight: Flight) -> None:
         """The route is reserved, pinned and fallback routes included."""
 

@@ -38,6 +38,7 @@ from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.reservations import Reservations
 from meshnet_tracker.route_policy import Completion, Failure, Flight, RoutePolicy, RouteRequest
 from meshnet_tracker.routing_stats import (
+    ArmOdds,
     DecisionMode,
     RouteChoice,
     RouteSample,
@@ -49,15 +50,6 @@ from meshnet_tracker.traffic import TrafficShares
 
 POLICY_TRIES_MAX = 8
 """How often a policy is asked again because it took a route that is not as wished."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArmOdds:
-    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
-
-    signature: Signature
-    share: float
-    tps: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +158,8 @@ class Router:
             route = self._pinned_route(model, pinned)
             return self._reserve(route, DecisionMode.PINNED, "pinned", now, prompt_tokens)
         request = RouteRequest(model, self.candidates(model), exclude, prompt_tokens)
-        choice, odds = self._choose_as_wished(request, exact_class, now) or (self._fall_back(request, suspects_too), ())
-        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, odds)
+        choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too)
+        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
         return decision
 
@@ -230,7 +222,7 @@ class Router:
 
     def _choose_as_wished(
         self, request: RouteRequest, exact_class: str | None, now: float
-    ) -> tuple[RouteChoice[Candidate], tuple[ArmOdds, ...]] | None:
+    ) -> RouteChoice[Candidate] | None:
         def is_sound(route: Route) -> bool:
             return not self._has_failed_lately(route, now)
 
@@ -242,17 +234,17 @@ class Router:
 
         wishes: list[Callable[[Route], bool]] = [is_both, is_alike] if exact_class else []
         for wish in (*wishes, is_sound, None):
-            choice, candidates = self._choose_among(request, wish, now)
+            choice = self._choose_among(request, wish, now)
             if choice is not None:
-                return choice, self._odds_of(candidates, choice, now)
+                return choice
             route = find_chain(request.model, request.model.ready_nodes(), _refuse(request.exclude, wish))
             if route is not None:
-                return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, "passed-over chain"), ()
+                return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, "passed-over chain")
         return None
 
     def _choose_among(
         self, request: RouteRequest, wish: Callable[[Route], bool] | None, now: float
-    ) -> tuple[RouteChoice[Candidate] | None, Sequence[Candidate]]:
+    ) -> RouteChoice[Candidate] | None:
         """What the policy takes among the routes that are as wished. It may know others than the candidates: those
         that are not as wished are excluded then, and it is asked again."""
         exclude = set(request.exclude)
@@ -262,18 +254,26 @@ class Router:
             ]
             choice = self._ask_policy(replace(request, candidates=candidates, exclude=exclude), now)
             if choice is None or wish is None or wish(choice.candidate.route):
-                return choice, candidates
+                return choice
             exclude.add(choice.candidate.signature)
-        return None, ()
+        return None
 
     def _ask_policy(self, request: RouteRequest, now: float) -> RouteChoice[Candidate] | None:
         if not request.candidates:
             return None
         try:
-            return self.policy.choose(request, self.rng, self._latest(now))
+            choice = self.policy.choose(request, self.rng, self._latest(now))
+            return choice if choice is None or choice.odds else self._without_dice(choice, now)
         except Exception as error:  # Whatever is wrong with what was learnt, the chat can still be served.
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)
+
+    def _without_dice(self, choice: RouteChoice[Candidate], now: float) -> RouteChoice[Candidate]:
+        """The route that was taken had to be."""
+        arm = choice.candidate
+        return replace(
+            choice, odds=(ArmOdds(arm.signature, 1.0, self._stats.view(arm.model_key, arm.signature, now).tps),)
+        )
 
     def _has_failed_lately(self, route: Route, now: float, *, all_policies: bool = False) -> bool:
         """A policy that keeps a ledger of nodes' faults itself has priced them already: nobody pays twice."""
@@ -287,20 +287,6 @@ class Router:
         exactness = [self._live_node(node_id).registration.exactness for node_id in route.node_ids]
         classes = {one.class_id if one.is_exact else "" for one in exactness}
         return (classes.pop() or None) if len(classes) == 1 else None
-
-    def _odds_of(
-        self, candidates: Sequence[Candidate], choice: RouteChoice[Candidate], now: float
-    ) -> tuple[ArmOdds, ...]:
-        """For people: the arms' chances before the draw. Unknown if the statistics fail."""
-        try:
-            shares = self.policy.odds(candidates, choice.candidate, now)
-            model_key = choice.candidate.model_key
-            return tuple(
-                ArmOdds(signature, share, self._stats.view(model_key, signature, now).tps)
-                for signature, share in shares.items()
-            )
-        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
-            return ()
 
     def _fall_back(self, request: RouteRequest, suspects_too: bool) -> RouteChoice[Candidate]:
         model = request.model

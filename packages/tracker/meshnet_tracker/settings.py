@@ -1,9 +1,12 @@
 """Everything that can be set on a tracker, checked once where it is made."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from meshnet_protocol.ids import ModelKey
+from meshnet_protocol.messages import SharedFile
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.policies import POLICIES
@@ -14,6 +17,18 @@ HEARTBEAT_PERIOD_S_MIN = 0.01
 TOKEN_TIMEOUT_S_MIN = 0.01
 PORT_MAX = 65535
 CANDIDATES_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model file that the tracker hands to nodes."""
+
+    name: str
+    model_key: ModelKey
+    path: Path
+    shared: SharedFile
+    manifest: bytes
+    """As nodes write it, in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +47,8 @@ class TrackerSettings:
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names under which models may be asked for, and the names they stand for."""
+    store: Sequence[StoredModel] = ()
+    """Model files that are handed to nodes."""
     database: str | None = None
     """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
     token_timeout_s: float = 30.0

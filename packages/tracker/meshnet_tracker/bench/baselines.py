@@ -69,9 +69,6 @@ class Baseline:
     def pick(self, request: RouteRequest, rng: Random) -> Candidate:
         raise NotImplementedError
 
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        return {}
-
     def taken(self, flight: Flight) -> None:
         self.on_arm[flight.route.signature] += 1
         self.on_node.update(flight.route.node_ids)

@@ -39,9 +39,6 @@ class ProportionalPolicy:
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
         return choose_route(request.candidates, self._stats, self._config, rng, now)
 
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        return expected_shares(candidates, self._stats, self._config, now)
-
     def taken(self, flight: Flight) -> None:
         pass
 
