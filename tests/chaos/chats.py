@@ -39,6 +39,10 @@ class Seen:
     pause_s_max: float = 0.0
 
     @property
+    def calls(self) -> int:
+        return sum(len(answer["calls"]) for answer in self.answers.values())
+
+    @property
     def words(self) -> Any:
         """All that must not depend on what became of the nodes."""
         tokens = None if self.usage is None else (self.usage["prompt_tokens"], self.usage["completion_tokens"])

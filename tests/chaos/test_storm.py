@@ -8,20 +8,21 @@ of faults (when they hit is up to the machine).
 import os
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from .chats import WAYS, Seen, ask
-from .storm import SHARDS, TOKEN_TIMEOUT_S, Storm, storm, wait_until
+from .storm import SHARDS, TOKEN_TIMEOUT_S, Storm, wait_until
 
-CHATS = int(os.environ.get("STORM_CHATS", "40"))
+CHATS = int(os.environ.get("STORM_CHATS", "14"))
 SEED = int(os.environ.get("STORM_SEED", "1"))
 CLIENTS = 3
 CALM_S_MAX = 1.0
 FROZEN_S_MAX = 3.0
+AT_ONCE = {"tool"}
+"""What comes as one piece at its end has no pauses to speak of."""
 PAUSE_S_MAX = 3 * TOKEN_TIMEOUT_S
 """Three faults can hit one chat in a row on a machine as busy as this."""
 
@@ -50,32 +51,22 @@ class Weather:
             self.mesh.wait(name)
 
 
-def undisturbed(mesh: Storm) -> dict[str, Any]:
-    return {way: ask(mesh.url, way, is_stream=True).words for way in WAYS}
-
-
-def test_no_chat_is_lost_and_no_word_is_wrong(tmp_path: Path) -> None:
+def test_no_chat_is_lost_and_no_word_is_wrong(mesh: Storm, undisturbed: dict[str, Any]) -> None:
     rng = Random(SEED)
     orders = [(rng.choice(list(WAYS)), rng.random() < 0.7) for _ in range(CHATS)]
-    with storm(tmp_path) as mesh:
-        expected = undisturbed(mesh)
-        weather = Weather(mesh, Random(SEED))
-        with ThreadPoolExecutor(CLIENTS + 1) as pool:
-            raging = pool.submit(weather.rage)
-            try:
-                chats = [pool.submit(ask, mesh.url, way, is_stream=is_stream) for way, is_stream in orders]
-                seen = results(chats)
-            finally:
-                weather.has_ended.set()
-                raging.result()
-        wait_until(lambda: mesh.sessions() == 0 == mesh.in_flight())
-        finished = {event["request_id"]: event for event in mesh.events("chat finished")}
-        report(weather, seen, finished)
-        check(orders, seen, expected, finished)
-
-
-def results(chats: list[Future[Seen]]) -> list[Seen]:
-    return [chat.result() for chat in chats]
+    weather = Weather(mesh, Random(SEED))
+    with ThreadPoolExecutor(CLIENTS + 1) as pool:
+        raging = pool.submit(weather.rage)
+        try:
+            chats = [pool.submit(ask, mesh.url, way, is_stream=is_stream) for way, is_stream in orders]
+            seen = [chat.result() for chat in chats]
+        finally:
+            weather.has_ended.set()
+            raging.result()
+    wait_until(lambda: mesh.sessions() == 0 == mesh.in_flight())
+    finished = {event["request_id"]: event for event in mesh.events("chat finished")}
+    report(weather, seen, finished)
+    check(orders, seen, undisturbed, finished)
 
 
 def check(
@@ -91,14 +82,14 @@ def check(
         for kind in ("prompt_tokens", "completion_tokens"):
             assert sum(run[kind] for run in event["runs"]) == event[kind], event
         assert event["is_sampled"] <= (sum(run["completion_tokens"] > 0 for run in event["runs"]) == 1)
-        assert chat.pause_s_max < PAUSE_S_MAX, event
+        assert way in AT_ONCE or chat.pause_s_max < PAUSE_S_MAX, event
     assert len({chat.request_id for chat in seen}) == len(seen)
 
 
 def report(weather: Weather, seen: list[Seen], finished: dict[str, dict[str, Any]]) -> None:
     """What happened, for people; recovery is what a client had to wait for its next word."""
     taken_over = [chat for chat in seen if finished[chat.request_id]["attempts"] > 1]
-    pauses = sorted(chat.pause_s_max for chat in taken_over if chat.pause_s_max) or [0.0]
+    pauses = sorted(chat.pause_s_max for chat in taken_over if chat.pause_s_max and chat.calls == 0) or [0.0]
     attempts = sum(finished[chat.request_id]["attempts"] for chat in seen)
     lines = (
         f"\nseed {SEED}: {len(seen)} chats, {attempts} attempts, {len(weather.struck)} faults",

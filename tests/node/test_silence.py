@@ -10,9 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from meshnet_node import link
 from meshnet_node.engine.api import Engine
+from meshnet_node.link import LINK_PATH
+from meshnet_protocol.frames import OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import PlannedHop
+from meshnet_protocol.messages import PlannedHop, Sampling
 from node.engine_helpers import options
 from node.route_helpers import LocalRoute, local_route
 from node.test_endings import silent_node
@@ -80,3 +83,23 @@ async def test_a_nodes_health_is_that_of_its_engine(
         async with asyncio.timeout(5), route.http.get(url) as hung:
             assert hung.status == 503
         monkeypatch.undo()
+
+
+async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
+    engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that opens a session, sends nothing, and never says good-bye."""
+    monkeypatch.setattr(link, "IDLE_S_MIN", 0.2)
+    async with local_route([engines[0], engines[2]], tmp_path) as route:
+        plan = msgspec.structs.replace(route.plan(), token_timeout_s=0.1)
+        tail = route.nodes[1]
+        async with route.http.ws_connect(tail.identity.url + LINK_PATH) as socket:
+            await socket.send_bytes(encode_frame(OpenSession(plan=plan, hop_index=1, sampling=Sampling())))
+            async with asyncio.timeout(5):
+                opened, _ = decode_frame((await socket.receive()).data)
+                assert isinstance(opened, SessionOpened)
+                assert tail.engine.queue_depth == 1
+                failed, _ = decode_frame((await socket.receive()).data)
+            assert isinstance(failed, SessionFailed)
+            assert failed.code == "session_forsaken"
+            await route.wait_idle()

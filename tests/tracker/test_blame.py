@@ -1,10 +1,13 @@
 """Whose fault it was: the link first, until evidence says which of its ends."""
 
+from collections.abc import Callable
 from random import Random
 
+import msgspec
 import pytest
 
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.messages import Exactness
 from meshnet_protocol.routes import Route
 from meshnet_tracker.blame import Blame
 from meshnet_tracker.errors import AttemptFailedError
@@ -173,3 +176,40 @@ def test_a_policy_that_learns_from_failures_is_not_made_to_punish_twice() -> Non
         fleet.handle(NodeFaulted(before), now=1.0)
 
     assert before in {route_over(router, fleet, 1.0 + second).head.node_id for second in range(3)}
+
+
+def exact_fleet(**classes: str | None) -> Fleet:
+    """Whole-model nodes, the first with the best prior; None: not exact."""
+    fleet = Fleet()
+    for index, (name, class_id) in enumerate(classes.items()):
+        exactness = Exactness(is_exact=class_id is not None, class_id=class_id or "other")
+        registration = make_registration(name, "0-39", layer_tokens_per_s=1000.0 - index)
+        fleet.handle(NodeRegistered(msgspec.structs.replace(registration, exactness=exactness)), now=0.0)
+    return fleet
+
+
+def taken_by(router: Router, fleet: Fleet, exact_class: str | None) -> str:
+    decision = router.choose(fleet.models()[0], now=1.0, exact_class=exact_class)
+    router.release(decision, 1.0)
+    return decision.route.head.node_id.split(".")[0]
+
+
+@pytest.mark.parametrize("make_policy", [None, lambda: AdaptivePolicy(config=RoutingConfig())])
+def test_a_chat_that_moves_prefers_nodes_whose_bits_are_those_of_its_text(
+    make_policy: Callable[[], RoutePolicy] | None,
+) -> None:
+    fleet = exact_fleet(fast="avx", inexact=None, slow="neon")
+    router = router_of(fleet, Blame(), make_policy() if make_policy else None)
+
+    assert taken_by(router, fleet, "neon") == "slow"
+    assert taken_by(router, fleet, "avx") == "fast"
+    assert taken_by(router, fleet, None) == "fast"
+    assert taken_by(router, fleet, "sve") in {"fast", "inexact", "slow"}, "a valid continuation is better than none"
+
+
+def test_a_promise_outweighs_a_cooldown() -> None:
+    fleet = exact_fleet(fast="avx", slow="neon")
+    slow = next(node.node_id for node in fleet.nodes() if node.registration.instance == "slow")
+    fleet.handle(NodeFaulted(slow), now=1.0)
+
+    assert taken_by(router_of(fleet, Blame()), fleet, "neon") == "slow"

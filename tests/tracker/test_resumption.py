@@ -3,11 +3,12 @@
 import asyncio
 from typing import Any
 
+import aiohttp
 import pytest
 
 from meshnet_protocol.messages import ChoiceSoFar
-from meshnet_tracker import proxy
-from meshnet_tracker.testing import PROMPT_TOKENS, TEN_PIECES
+from meshnet_tracker import tries
+from meshnet_tracker.testing import PROMPT_TOKENS, TEN_PIECES, RunningTracker
 
 from .test_proxy import TEXT, finished_chats, mesh, post, read_stream
 
@@ -54,7 +55,7 @@ async def test_attempts_that_bring_nothing_are_few() -> None:
         (finished,) = await finished_chats(tracker)
 
     assert events[-2]["error"]["code"] == "node_lost"
-    assert sum(len(head.requests) for head in running) == proxy.FRUITLESS_ATTEMPTS_MAX
+    assert sum(len(head.requests) for head in running) == tries.FRUITLESS_ATTEMPTS_MAX
     assert finished["completion_tokens"] == 4
 
 
@@ -171,3 +172,49 @@ async def test_pieces_arrive_in_order_whatever_breaks() -> None:
 
     words = [event["choices"][0]["delta"].get("content") for event in events[:-1]]
     assert words == ["", *TEN_PIECES, None]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_a_chat_that_outlasts_the_trackers_end_is_told_so(is_stream: bool) -> None:
+    async with mesh({"freezes_after": 2}, {}) as (tracker, (frozen, other)), asyncio.TaskGroup() as tasks:
+        chat = tasks.create_task(_read(tracker, is_stream))
+        await frozen.was_asked.wait()
+        while tracker.server.proxy.running_tokens() < 2:  # noqa: ASYNC110 - a look at a count
+            await asyncio.sleep(0.005)
+        tracker.server.proxy.cut_off_all()
+        status, text = await chat
+        (finished,) = await finished_chats(tracker)
+
+    assert status == (200 if is_stream else 503)
+    assert "shutting_down" in text
+    assert text.endswith("data: [DONE]\n\n") == is_stream
+    assert finished["outcome"] == "shutdown"
+    assert other.requests == []
+
+
+async def _read(tracker: RunningTracker, is_stream: bool) -> tuple[int, str]:
+    async with post(tracker, stream=is_stream) as response:
+        return response.status, await response.text()
+
+
+async def test_an_unreadable_refusal_is_the_heads_fault_and_not_the_clients() -> None:
+    async with mesh({"refusal": (400, {})}, {}) as (tracker, _), post(tracker) as response:
+        assert response.status == 200
+        assert (await response.json())["choices"][0]["message"]["content"] == TEXT
+        faults = [node.faults.mass > 0 for node in tracker.server.fleet.nodes()]
+
+    assert faults == [True, False]
+
+
+async def test_a_tracker_whose_only_route_has_just_failed_is_not_ready() -> None:
+    async with mesh({"breaks_after": 0}) as (tracker, _), aiohttp.ClientSession() as http:
+
+        async def is_ready() -> bool:
+            async with http.get(f"{tracker.url}/health") as response:
+                assert response.status == 200
+                return bool((await response.json())["ready"])
+
+        assert await is_ready()
+        async with post(tracker) as response:
+            assert response.status == 503
+        assert not await is_ready()

@@ -22,6 +22,7 @@
     ├── UpstreamError              the server behind an --upstream node failed
     │   └── UpstreamRefusalError   it finds the request itself wrong
     ├── EngineClosedError          the engine, or the session, was closed
+    ├── SessionForsakenError       the hop before sends nothing any more
     ├── DecodeError                llama.cpp could not compute a step; the session is lost, the node is not
     ├── LinkError                  the link to a neighbouring hop broke
     └── RemoteHopError             a hop further down the chain gave up
@@ -191,6 +192,13 @@ class UpstreamRefusalError(UpstreamError):
 class EngineClosedError(NodeError):
     code = "engine_closed"
     http_status = 503
+
+
+class SessionForsakenError(NodeError):
+    code = "session_forsaken"
+
+    def __init__(self, idle_s: float) -> None:
+        super().__init__(f"no step came for {idle_s:g} s; the hop before this one is frozen or cut off")
 
 
 class DecodeError(NodeError):

@@ -34,6 +34,9 @@ SILENCE_S_MAX = 60.0
 SILENCE_SHARE_NEXT, SILENCE_SHARE_LATER = 0.5, 0.4
 """Of the tracker's own patience: what a hop next to a silent one waits, and how much more if it is further away.
 So the hop next to it is the first to notice, and names the right culprit before the tracker gives up on the head."""
+IDLE_FACTOR = 2.0
+IDLE_S_MIN = 90.0
+"""Longer than a head waits for a reader that takes nothing."""
 CLOSE_S_MAX = 1.0
 """For saying good-bye to an end that may be dead."""
 PING_PERIOD_S = 60.0
@@ -50,6 +53,11 @@ def silence_s_max(plan: RoutePlan, hop_index: int) -> float:
     patience_s = SILENCE_S_MAX if plan.token_timeout_s is None else plan.token_timeout_s
     later_hops = len(plan.hops) - hop_index - 2
     return patience_s * (SILENCE_SHARE_NEXT + SILENCE_SHARE_LATER * later_hops / len(plan.hops))
+
+
+def idle_s_max(plan: RoutePlan) -> float:
+    """How long a hop keeps a session for which no step comes."""
+    return max(IDLE_S_MIN, IDLE_FACTOR * (plan.token_timeout_s or 0.0))
 
 
 class DownstreamSession:

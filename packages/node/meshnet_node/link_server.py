@@ -7,14 +7,15 @@ that session only. The sessions of a link end with it.
 import asyncio
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 from typing import assert_never
 
 import structlog
 from aiohttp import WSMsgType, web
 
 from meshnet_node.engine.api import StepInput
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError
-from meshnet_node.link import PING_PERIOD_S
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, SessionForsakenError
+from meshnet_node.link import PING_PERIOD_S, idle_s_max
 from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopService, HopSession
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
@@ -33,6 +34,7 @@ from meshnet_protocol.frames import (
 from meshnet_protocol.ids import NodeId, SessionId
 
 CLOSE_REASON_BYTES_MAX = 120
+LOOK_PERIOD_S_MIN = 0.05
 
 log = structlog.get_logger()
 
@@ -71,8 +73,19 @@ class _Inbound:
 
     owner: asyncio.Task[None]
     """Keeps the session open; to cancel it is to close the session."""
+    heard_at: float
     session: HopSession | None = None
     steps_in_flight: int = 0
+
+
+async def _wait_until_forsaken(inbound: _Inbound, patience_s: float) -> None:
+    """A hop that froze, or whose network is gone, closes nothing: its sessions must not keep their slots for ever.
+
+    Raises SessionForsakenError when no step has come for ``patience_s``.
+    """
+    while (left_s := inbound.heard_at + patience_s - monotonic()) > 0 or inbound.steps_in_flight:  # noqa: ASYNC110
+        await asyncio.sleep(max(left_s, LOOK_PERIOD_S_MIN))
+    raise SessionForsakenError(patience_s)
 
 
 class _InboundLink:
@@ -107,7 +120,7 @@ class _InboundLink:
         if session_id in self._sessions:
             raise RemoteProtocolError(f"session {session_id} is open already")
         owner = self._tasks.create_task(self._own(request), name=f"session {session_id}")
-        self._sessions[session_id] = _Inbound(owner)
+        self._sessions[session_id] = _Inbound(owner, heard_at=monotonic())
 
     def _end(self, session_id: SessionId, *, remember: tuple[bytes, ...] = ()) -> None:
         if (inbound := self._sessions.pop(session_id, None)) is not None:
@@ -123,6 +136,7 @@ class _InboundLink:
         if inbound.steps_in_flight >= STEPS_IN_FLIGHT_MAX:
             raise RemoteProtocolError(f"more than {STEPS_IN_FLIGHT_MAX} steps of one session in flight")
         inbound.steps_in_flight += 1
+        inbound.heard_at = monotonic()
         self._tasks.create_task(self._run_step(inbound, inbound.session, step, payload))
 
     async def _own(self, request: OpenSession) -> None:
@@ -137,7 +151,7 @@ class _InboundLink:
                         session_id=session_id, context_tokens=session.context_tokens, held_tokens=session.held_tokens
                     )
                 )
-                await asyncio.Event().wait()  # until closed: the owner is cancelled
+                await _wait_until_forsaken(inbound, idle_s_max(request.plan))  # closed before: the owner is cancelled
         except Exception as error:
             await self._fail(session_id, error)
 

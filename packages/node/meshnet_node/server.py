@@ -41,6 +41,8 @@ from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
+WRITE_S_MAX = 60.0
+"""How long a reader of a stream may take nothing. The tracker gives up on its own clients sooner."""
 ENGINE_ANSWER_S_MAX = 1.5
 """For the engine's thread to say that it is there. It answers between two decodes."""
 DRAIN_LOOK_PERIOD_S = 0.05
@@ -128,7 +130,7 @@ class NodeApp:
                 response = await start_sse(request)
                 async with aclosing(writer.write(chat)) as events:
                     async for event in events:
-                        await response.write(event)
+                        await write_in_time(response, event)
         except NodeError as error:
             if response is None:
                 return error_response(error)
@@ -137,6 +139,15 @@ class NodeApp:
         await response.write(SSE_DONE)
         await response.write_eof()
         return response
+
+
+async def write_in_time(response: web.StreamResponse, data: bytes) -> None:
+    """Raises ConnectionResetError if nobody takes it: a frozen reader must not hold the route's slots."""
+    try:
+        async with asyncio.timeout(WRITE_S_MAX):
+            await response.write(data)
+    except TimeoutError as error:
+        raise ConnectionResetError(f"the reader took nothing for {WRITE_S_MAX:g} s") from error
 
 
 async def start_sse(request: web.Request) -> web.StreamResponse:

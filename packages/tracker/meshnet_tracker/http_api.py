@@ -90,9 +90,12 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
 
     @app.get("/health")
     async def health() -> Response:
-        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with."""
+        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with.
+
+        As far as was measured: there is a route of nodes that all computed at their start and have not failed lately.
+        """
         models = _live_models(parts)
-        is_ready = any(parts.router.candidates(model) for model in models)
+        is_ready = any(parts.router.has_sound_route(model, time.monotonic()) for model in models)
         names = list(dict.fromkeys(model.card.name for model in models))
         return _json({"status": "ok", "models": names, "ready": is_ready})
 

@@ -7,8 +7,8 @@
 
 What always holds, however a chat ends: its reservation is given back, the head's connection is released
 (a client that leaves cancels it), there is exactly one outcome and one ``chat finished`` event, and at
-most one sample: of the one attempt that ran from start to end. Attempts that bring the answer no further are
-few in a row (``FRUITLESS_ATTEMPTS_MAX``), attempts in all are bounded, and so is the time of a chat.
+most one sample: of the one attempt that ran from start to end. How often it may break is bounded (``tries.py``),
+how long it may be silent (``attempt_watch.py``), and how long it may take in all.
 
 ``ChatProxy`` is a bare ASGI endpoint, because this is the hot path: the framework in front of the other
 endpoints would cost more than all that happens here.
@@ -59,16 +59,15 @@ from meshnet_tracker.openai_schema import Dialect, parse_request
 from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
 from meshnet_tracker.router import RouteDecision, Router
-from meshnet_tracker.turnstile import LOOK_PERIOD_S, PATIENCE_S_MAX, Turnstile
+from meshnet_tracker.tries import ATTEMPTS_MAX, Tries
+from meshnet_tracker.turnstile import PATIENCE_S_MAX, Turnstile
 
 CHATS_MAX = 4096
 """At a time, those that wait for room included."""
-FRUITLESS_ATTEMPTS_MAX = 3
-"""In a row, without a single further token."""
-ATTEMPTS_MAX = 16
 ROUTE_WAIT_S_MAX = 10.0
 """How long a chat that has begun waits for a route to come back, before it is given up."""
 ROUTE_LOOK_PERIOD_S = 0.1
+STOPPING = "The tracker is being stopped; ask again in a moment."
 SAME_ROUTE_AFTER_S = 0.5
 """How long such a chat looks for another route, before the one that broke may be tried again."""
 
@@ -109,6 +108,7 @@ class ChatProxy:
         self._chats: dict[str, Chat] = {}
         self._bodies = BodyReader()
         self._turnstile = Turnstile()
+        self._is_ending = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
@@ -140,33 +140,31 @@ class ChatProxy:
         ends_at, room_until = loop.time() + self._chat_timeout_s, loop.time() + PATIENCE_S_MAX
         if self._turnstile.has_queue(model.model_key):
             await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until)
+        drawn = 0
         while not progress.is_complete:
             try:
                 await self._run_on_routes(chat, reply, ends_at)
             except OverloadedError:
-                if progress.has_begun:
-                    room_until = max(room_until, loop.time() + LOOK_PERIOD_S)
+                if chat.attempts >= ATTEMPTS_MAX:
+                    raise
+                if progress.drawn_tokens > drawn:
+                    drawn, room_until = progress.drawn_tokens, loop.time() + PATIENCE_S_MAX
                 await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until, is_again=True)
         chat.outcome = Outcome.COMPLETED
         await reply.finish(chat.usage)
 
     async def _run_on_routes(self, chat: Chat, reply: ChatReply, ends_at: float) -> None:
         """On one route after another. Raises OverloadedError if all that were tried are full."""
-        progress = chat.understood[2]
-        failed: list[Signature] = []
-        failure: AttemptFailedError | None = None
-        while not progress.is_complete:
-            decision = await self._wait_route(chat, failed, failure)
+        tries = Tries(chat)
+        while not chat.understood[2].is_complete:
+            decision = await self._wait_route(tries)
             try:
                 await self._attempt(chat, reply, decision, ends_at)
             except AttemptFailedError as error:
-                failure = error
                 self._note_failure(chat, decision, error)
-                if chat.runs[-1].completion_tokens:
-                    failed.clear()  # it went on: what failed further back may serve again
-                failed.append(decision.signature)
-                if self._must_give_up(chat, failed):
-                    raise _lost(error) from error
+                tries.note(decision.signature, error)
+                if tries.are_over:
+                    raise tries.loss() from error
             finally:
                 self._router.release(decision, self._clock())
 
@@ -183,8 +181,9 @@ class ChatProxy:
 
     def cut_off_all(self) -> None:
         """The tracker is about to end: chats that are still running end with an error that says so."""
+        self._is_ending = True
         for _, watch in self._running.values():
-            watch.cut_off(ShuttingDownError("The tracker is being stopped; ask again in a moment."))
+            watch.cut_off(ShuttingDownError(STOPPING))
 
     async def _serve(self, chat: Chat, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -223,33 +222,22 @@ class ChatProxy:
             return WholeReply(send, shape, identity)
         return StreamedReply(send, shape, identity, includes_usage=call.includes_usage, clock=self._clock)
 
-    def _must_give_up(self, chat: Chat, failed: list[Signature]) -> bool:
-        """Too many attempts, or none that another head could go on from."""
-        call, _, progress = chat.understood
-        is_at_end = len(failed) >= FRUITLESS_ATTEMPTS_MAX or chat.attempts >= ATTEMPTS_MAX
-        has_no_other = call.pinned is not None or not progress.can_be_resumed
-        return not progress.is_complete and (is_at_end or has_no_other)
-
-    async def _wait_route(
-        self, chat: Chat, failed: list[Signature], failure: AttemptFailedError | None
-    ) -> RouteDecision:
-        """A reserved route. A chat that has begun waits a little for one to come back, be it the one that broke.
-
-        Where none is left, what broke the last one tells more than that.
-        """
+    async def _wait_route(self, tries: Tries) -> RouteDecision:
+        """A reserved route. A chat that has begun waits a little for one to come back, be it the one that broke."""
         loop = asyncio.get_running_loop()
         began = loop.time()
-        patience_s = ROUTE_WAIT_S_MAX if failed and chat.understood[2].has_begun else 0.0
-        while True:
+        patience_s = ROUTE_WAIT_S_MAX if tries.failed and tries.chat.understood[2].has_begun else 0.0
+        while not self._is_ending:
             waited_s = loop.time() - began
             is_last_look = waited_s >= patience_s
-            exclude = () if patience_s and (is_last_look or waited_s >= SAME_ROUTE_AFTER_S) else failed
+            exclude = () if patience_s and (is_last_look or waited_s >= SAME_ROUTE_AFTER_S) else tries.failed
             try:
-                return self._choose(chat, exclude, suspects_too=is_last_look)
+                return self._choose(tries.chat, exclude, suspects_too=is_last_look)
             except NoRouteError as error:
                 if is_last_look:
-                    raise (_lost(failure) if failure else error) from failure
+                    raise (tries.loss() if tries.failure else error) from tries.failure
             await asyncio.sleep(ROUTE_LOOK_PERIOD_S)
+        raise ShuttingDownError(STOPPING)
 
     def _choose(self, chat: Chat, exclude: Collection[Signature], *, suspects_too: bool) -> RouteDecision:
         call, model, _ = chat.understood
@@ -373,17 +361,6 @@ class ChatProxy:
 async def _raise_when_gone(receive: Receive) -> None:
     await wait_until_gone(receive)
     raise ClientGoneError("the client closed its connection")
-
-
-def _lost(failure: AttemptFailedError) -> OverloadedError | NodeLostError:
-    if failure.is_overload:
-        return OverloadedError(f"Every route that was tried is full: {failure}.")
-    said = "The answer is empty or cut short" if failure.outcome is Outcome.DEGENERATE else "The chat was lost"
-    return NodeLostError(
-        f"{said} on every route that was tried, and no other is left: {failure}.",
-        outcome=failure.outcome,
-        culprit=failure.culprit,
-    )
 
 
 def _route_header(chat: Chat) -> Headers:

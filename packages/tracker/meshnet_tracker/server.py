@@ -54,7 +54,7 @@ from meshnet_tracker.settings import TrackerSettings
 if TYPE_CHECKING:
     from meshnet_tracker.store.call_store import CallStore
 
-SHUTDOWN_S_MAX = 5
+SHUTDOWN_S_MAX = 8
 """For what must still be said when the time of running chats is over."""
 LISTEN_BACKLOG = 2048
 TICKS_PER_HEARTBEAT = 2

@@ -42,7 +42,7 @@ from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepRe
 from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
 from meshnet_node.engine.slots import Memory, Place, SlotTable
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.errors import ContextOverflowError, EngineClosedError, NodeError
+from meshnet_node.errors import ContextOverflowError, DecodeError, EngineClosedError, NodeError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Exactness, ModelCard, Sampling
@@ -238,7 +238,10 @@ class Engine:
         await asyncio.to_thread(self._recut, entry_layers)
 
     def measure_layer_tokens_per_s(self) -> float:
-        """Layers times tokens per second of one idle stream, decoded for about half a second. Takes a slot."""
+        """Layers times tokens per second of one idle stream, decoded for about half a second. Takes a slot.
+
+        It is the node's self-test too: at a model's end it draws tokens. Raises DecodeError if it cannot compute.
+        """
         session = self.open_session(SessionId("benchmark"), self.shard, _GREEDY)
         try:
             self._run_benchmark_step(session)  # first touch of weights and buffers
@@ -292,7 +295,9 @@ class Engine:
         tokens = [session.next_position % self.vocabulary.size] if is_head else None
         done: Future[StepResult] = Future()
         self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True), done)
-        done.result()
+        result = done.result()
+        if result.hidden is not None and not np.isfinite(np.frombuffer(result.hidden, np.float32)).all():
+            raise DecodeError("the shard computes nonsense; its file or this build of llama.cpp is broken")
 
     def _submit(self, session: EngineSession, step: StepInput, answer: Answer) -> None:
         with self._lock:
