@@ -29,7 +29,7 @@ from meshnet_node.tracker_client import TrackerClient
 from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation
-from meshnet_protocol.messages import LayerSpan, Registration
+from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
 log = structlog.get_logger()
 
@@ -55,17 +55,19 @@ class UpstreamApp:
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = msgspec.json.decode(await request.read(), type=dict[str, object])
+            body = msgspec.json.decode(await request.read(), type=HeadRequest)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
+        if not body.stream:
+            return error_response(
+                RequestError("this node only streams; ask the tracker, which gives whole answers too")
+            )
         response: web.StreamResponse | None = None
         try:
-            if not body.get("stream", True):
-                return web.Response(body=await self._upstream.collect(body), content_type="application/json")
-            async with self._upstream.open_chat(body) as events:
+            async with self._upstream.open_chat(body) as chunks:
                 response = await start_sse(request)
-                async for data in events:
-                    await response.write(b"data: " + data + b"\n\n")
+                async for chunk in chunks:
+                    await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         except NodeError as error:
             if response is None:
                 return error_response(error)

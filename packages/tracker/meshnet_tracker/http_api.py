@@ -34,6 +34,7 @@ from meshnet_tracker.fleet import (
     NodeRegistered,
     ServedModel,
 )
+from meshnet_tracker.model_store import add_store_endpoints
 from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
@@ -70,6 +71,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     _add_observer_endpoints(app, parts)
     _add_node_endpoints(app, parts)
     add_observer_endpoints(app, parts)
+    add_store_endpoints(app, parts.settings.store)
     add_pages(app)
 
 

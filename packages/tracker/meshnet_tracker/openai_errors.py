@@ -18,10 +18,12 @@ from meshnet_tracker.errors import (
     NodeLostError,
     NoRouteError,
     OverloadedError,
+    RateLimitedError,
     RefusedByHeadError,
     RegistrationConflictError,
     RegistrationRefusedError,
     RouteUnavailableError,
+    ShuttingDownError,
     UnknownModelError,
 )
 
@@ -38,7 +40,9 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (NoRouteError, 503, _SERVER, "no_route"),
     (RouteUnavailableError, 503, _SERVER, "route_unavailable"),
     (NodeLostError, 503, _SERVER, "node_lost"),
+    (RateLimitedError, 429, _SERVER, "rate_limit_exceeded"),
     (OverloadedError, 503, _SERVER, "overloaded"),
+    (ShuttingDownError, 503, _SERVER, "shutting_down"),
     (RegistrationConflictError, 409, _INVALID, "registration_conflict"),
     (RegistrationRefusedError, 400, _INVALID, "registration_refused"),
 )

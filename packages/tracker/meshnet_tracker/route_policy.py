@@ -85,6 +85,10 @@ class RoutePolicy(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def learns_from_failures(self) -> bool:
+        """It keeps nodes that fail away by itself; else the router leaves them out until they have cooled down."""
+        ...
 
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
         """A route for the request; None if the policy knows none that is not excluded."""

@@ -1,9 +1,12 @@
 """Everything that can be set on a tracker, checked once where it is made."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from meshnet_protocol.ids import ModelKey
+from meshnet_protocol.messages import SharedFile
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.policies import POLICIES
@@ -11,8 +14,21 @@ from meshnet_tracker.policies.proportional import PROPORTIONAL
 from meshnet_tracker.routing_stats import RoutingConfig
 
 HEARTBEAT_PERIOD_S_MIN = 0.01
+TOKEN_TIMEOUT_S_MIN = 0.01
 PORT_MAX = 65535
 CANDIDATES_MAX = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model file that the tracker hands to nodes."""
+
+    name: str
+    model_key: ModelKey
+    path: Path
+    shared: SharedFile
+    manifest: bytes
+    """As nodes write it, in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +47,16 @@ class TrackerSettings:
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names under which models may be asked for, and the names they stand for."""
+    store: Sequence[StoredModel] = ()
+    """Model files that are handed to nodes."""
     database: str | None = None
     """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
+    token_timeout_s: float = 30.0
+    """How long a route may give no sign of life (a token, a part of the prompt) before another one takes over."""
+    chat_timeout_s: float = 3600.0
+    """How long a chat may take in all."""
+    drain_timeout_s: float = 30.0
+    """How long running chats may go on when the tracker is told to stop."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
 
@@ -53,10 +77,20 @@ class TrackerSettings:
             )
         if not 0 < self.comment_period_s < math.inf:
             raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
+        self._check_times()
         for alias, name in self.model_aliases.items():
             if not alias or not name:
                 raise SettingsError(f"--model-alias must be ALIAS=MODEL, got {alias!r}={name!r}")
         _ = self.routing
+
+    def _check_times(self) -> None:
+        for flag, seconds, least in (
+            ("--token-timeout", self.token_timeout_s, TOKEN_TIMEOUT_S_MIN),
+            ("--chat-timeout", self.chat_timeout_s, TOKEN_TIMEOUT_S_MIN),
+            ("--drain-timeout", self.drain_timeout_s, 0),
+        ):
+            if not least <= seconds < math.inf:
+                raise SettingsError(f"{flag} must be at least {least:g} seconds, not {seconds}")
 
     @property
     def routing(self) -> RoutingConfig:

@@ -53,6 +53,8 @@ class Baseline:
     """What the simple policies share: counts in flight, and nothing to explain."""
 
     name = "baseline"
+    learns_from_failures = True
+    """As published: the router adds nothing of its own."""
 
     def __init__(self) -> None:
         self.on_arm: Counter[Signature] = Counter()

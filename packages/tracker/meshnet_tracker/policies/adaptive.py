@@ -78,6 +78,7 @@ class AdaptivePolicy:
     """See the module. One instance serves every model of a tracker."""
 
     name = ADAPTIVE
+    learns_from_failures = True
 
     def __init__(self, *, config: RoutingConfig) -> None:
         self._half_life_s = config.stats_half_life_s

@@ -30,6 +30,7 @@ class ProportionalPolicy:
     """P(arm) proportional to tps ** alpha among proven arms; a share of requests scouts the others."""
 
     name = PROPORTIONAL
+    learns_from_failures = False
 
     def __init__(self, *, stats: RouteStatsStore, config: RoutingConfig) -> None:
         self._stats = stats
