@@ -26,11 +26,12 @@ def plot(cell: Cell, folder: Path) -> Path:
     from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
 
     figure, (speed, regret, share) = pyplot.subplots(3, 1, figsize=(9, 10), sharex=True)
-    for policy, seeds in cell.by_policy.items():
-        speed.plot(*over_time(seeds, cell.duration_s, lambda point: point.tps), label=policy)
-        share.plot(*over_time(seeds, cell.duration_s, lambda point: 100.0 * point.is_near_best), label=policy)
+    for index, (policy, seeds) in enumerate(cell.by_policy.items()):
+        colour = f"C{index}"
+        speed.plot(*over_time(seeds, cell.duration_s, lambda point: point.tps), color=colour, label=policy)
+        share.plot(*over_time(seeds, cell.duration_s, lambda point: 100.0 * point.is_near_best), color=colour)
         if ORACLE in cell.by_policy and policy != ORACLE:
-            regret.plot(*regret_over_time(seeds, cell.by_policy[ORACLE], cell.duration_s), label=policy)
+            regret.plot(*regret_over_time(seeds, cell.by_policy[ORACLE], cell.duration_s), color=colour)
     if cell.event_at_s is not None:
         for axes in (speed, regret, share):
             axes.axvline(cell.event_at_s, color="grey", linestyle=":")

@@ -13,7 +13,7 @@ for each), and where a node that was slow may have become good enough, as far as
 second looks are paid from a budget, a share of all the seconds that requests took, by what the detour should
 cost: short requests and quiet times are cheap, so they come first.
 
-There is no epoch: a node that joins, changes or restarts is unproven by itself, and all others stay as known.
+There is no epoch: a node that joins is unproven by itself, one that restarts is doubted, all others stay as known.
 """
 
 import heapq
