@@ -12,15 +12,16 @@ order, so hop 2 computes one chunk of a prompt while hop 1 computes the next.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
 from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
-from meshnet_node.errors import PlanError, RemoteHopError
+from meshnet_node.errors import PlanError, RemoteHopError, TicketError
 from meshnet_node.link import DownstreamSession
 from meshnet_node.link_pool import LinkPool
+from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
 from meshnet_protocol.frames import OpenSession, Step
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
@@ -49,6 +50,7 @@ class HopSession:
         at_engine: EngineSession,
         downstream: DownstreamSession | None,
         context_tokens: int,
+        draws: int = UNLIMITED,
     ) -> None:
         self.context_tokens = context_tokens
         """The smallest context of this hop and all later ones."""
@@ -56,6 +58,7 @@ class HopSession:
         self._engine = engine
         self._at_engine = at_engine
         self._downstream = downstream
+        self._draws_left = draws
         self._in_order = asyncio.Lock()
         self.remember: tuple[bytes, ...] = ()
         """Set before the end: the chain of the session's rows, for every hop to keep."""
@@ -68,6 +71,7 @@ class HopSession:
 
     async def run_step(self, step: StepInput, token_count: int) -> HopReply:
         """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
+        self._count_draw(step)
         arrived_s = perf_counter()
         async with self._in_order:
             turn_s = perf_counter() - arrived_s
@@ -92,6 +96,12 @@ class HopSession:
         timing = self._timing(result, turn_s=turn_s, link_s=link_s)
         return HopReply(reply.token_id, reply.logprobs, (timing, *reply.timings))
 
+    def _count_draw(self, step: StepInput) -> None:
+        if step.wants_token:
+            self._draws_left -= 1
+            if self._draws_left < 0:
+                raise TicketError("the session asks for more tokens than its ticket allows")
+
     def _timing(self, result: StepResult, *, turn_s: float, link_s: float) -> HopTiming:
         """``turn_s``: how long the step waited for earlier steps of its own session."""
         return HopTiming(
@@ -104,13 +114,21 @@ class HopSession:
 
 
 class HopService:
-    """Opens sessions at this node, whoever asks for them."""
+    """Opens sessions at this node, whoever asks for them: ``tickets`` says who may. Without it, anybody may."""
 
-    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool, admission: Admission | None = None) -> None:
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: Engine,
+        links: LinkPool,
+        admission: Admission | None = None,
+        tickets: TicketGate | None = None,
+    ) -> None:
         self.node_id = node_id
         self.engine = engine
         self.admission = admission or Admission(engine)
         self._links = links
+        self._tickets = tickets
 
     @asynccontextmanager
     async def open_hop_session(self, request: OpenSession) -> AsyncIterator[HopSession]:
@@ -119,6 +137,17 @@ class HopService:
         Raises NodeError if this node cannot take it, LinkError or RemoteHopError if a later one cannot.
         """
         layers = self._own_layers(request.plan, request.hop_index)
+        with self._claim(request.plan) as permit:
+            async with self._open_permitted(request, layers, permit) as session:
+                yield session
+
+    def _claim(self, plan: RoutePlan) -> AbstractContextManager[Permit]:
+        return nullcontext(Permit()) if self._tickets is None else self._tickets.claim(plan)
+
+    @asynccontextmanager
+    async def _open_permitted(
+        self, request: OpenSession, layers: LayerRange, permit: Permit
+    ) -> AsyncIterator[HopSession]:
         is_last = request.hop_index == len(request.plan.hops) - 1
         wanted = SessionRequest(
             request.plan.session_id, layers, request.sampling if is_last else None, prefix=request.prefix
@@ -131,7 +160,8 @@ class HopService:
             if not is_last:
                 downstream, theirs = await self._open_downstream(request)
                 context_tokens = min(context_tokens, theirs)
-            session = HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens)
+            permit.is_spent = True
+            session = HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens, permit.draws)
             yield session
         finally:
             remember = session.remember if session is not None else ()

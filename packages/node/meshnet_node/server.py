@@ -24,13 +24,16 @@ from meshnet_node.chat_writer import ChatWriter, error_body
 from meshnet_node.engine.api import Engine, EngineOptions
 from meshnet_node.errors import NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
+from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
 from meshnet_node.relay import HopService
-from meshnet_node.settings import NodeSettings
-from meshnet_node.tracker_client import TrackerClient
+from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_client import Membership, TrackerClient
+from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
@@ -61,16 +64,23 @@ class NodeIdentity:
 class NodeApp:
     """The HTTP face of a node."""
 
-    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool, admission: Admission) -> None:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        engine: Engine,
+        links: LinkPool,
+        admission: Admission,
+        tickets: TicketGate | None = None,
+    ) -> None:
         self._identity = identity
         self._engine = engine
         self._admission = admission
-        hops = HopService(identity.node_id, engine, links, admission)
+        hops = HopService(identity.node_id, engine, links, admission, tickets)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
     def build(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
         app.router.add_post("/v1/chat/completions", self.serve_chat)
         app.router.add_post("/v1/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
@@ -230,13 +240,16 @@ async def _serve_shard(
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks)
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
-        client = TrackerClient(http, settings.tracker, engine, admission, registration)
-        async with serving(NodeApp(identity, engine, links, admission).build(), listener):
-            log.info("serving", node_id=identity.node_id, url=identity.url)
-            membership = tasks.create_task(client.run(), name="membership")
+        trust = TrackerTrust(pinned_key=settings.tracker_key)
+        membership = Membership(identity.wallet, trust, join_token=settings.join_token)
+        client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
+        tickets = TicketGate(trust, allows_direct=is_loopback(settings.host))
+        async with serving(NodeApp(identity, engine, links, admission, tickets).build(), listener):
+            log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
+            running = tasks.create_task(client.run(), name="membership")
             await stop.wait()
             await _drain(client, admission, settings.drain_timeout_s)
-            membership.cancel()
+            running.cancel()
             await client.leave()
         await links.close()
 

@@ -1,9 +1,10 @@
 """What a node can be told at start, checked before anything is loaded."""
 
+import ipaddress
 import math
 import re
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -43,6 +44,9 @@ class NodeSettings:
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
     drain_timeout_s: float = 30.0
+    join_token: str = field(default="", repr=False)
+    tracker_key: str | None = None
+    """The only key a tracker may sign tickets with; None: the one it greets with."""
 
     def __post_init__(self) -> None:
         _check_url("--tracker", self.tracker)
@@ -64,6 +68,9 @@ class NodeSettings:
         if self.instance is not None and not INSTANCE_PATTERN.fullmatch(self.instance):
             raise SettingsError(f"--instance {self.instance!r}: use 1 to 32 of a-z, 0-9 and inner '-'")
 
+        if self.tracker_key is not None and not re.fullmatch(r"[0-9a-f]{64}", self.tracker_key):
+            raise SettingsError("--tracker-key: use the 64 hexadecimal characters that the tracker logs when it starts")
+
     def advertised_url(self, port: int) -> str:
         """The base URL others reach this node by, once the real port is known."""
         if self.advertise is not None:
@@ -77,6 +84,14 @@ class NodeSettings:
             return self.instance
         machine = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:24].strip("-")
         return f"{machine or 'node'}-{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_url(flag: str, url: str) -> None:

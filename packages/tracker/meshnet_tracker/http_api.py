@@ -1,4 +1,4 @@
-"""Every endpoint but the chat itself: models, health, the routing table, events, and what nodes say.
+"""Every endpoint but the chat itself: models, health, the routing table, events; and all others, added from here.
 
 All of them are coroutines although most never wait: the framework would run plain functions in threads,
 and the tracker's state belongs to the event loop. Bodies and answers are encoded with msgspec; every
@@ -6,26 +6,21 @@ error, the framework's own included, leaves in OpenAI's form through ``openai_er
 """
 
 import time
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from meshnet_protocol.messages import Heartbeat, HeartbeatReply, Leave, Registration, RegistrationReply
+from meshnet_tracker.access import Access
 from meshnet_tracker.dashboard.pages import add_pages
-from meshnet_tracker.errors import MalformedRequestError, RegistrationRefusedError, TrackerError
+from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
-from meshnet_tracker.fleet import (
-    Fleet,
-    FleetEvent,
-    FleetNode,
-    HeartbeatReceived,
-    NodeLeft,
-    NodeRegistered,
-    ServedModel,
-)
+from meshnet_tracker.fleet import Fleet, FleetEvent, FleetNode, ServedModel
+from meshnet_tracker.node_api import add_node_endpoints
+from meshnet_tracker.node_auth import NodeAuth
+from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
@@ -34,8 +29,7 @@ from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
-
-NODE_BODY_BYTES_MAX = 1024 * 1024
+from meshnet_tracker.ticket_office import TicketOffice
 
 
 class TrackerParts(Protocol):
@@ -47,20 +41,21 @@ class TrackerParts(Protocol):
     router: Router
     events: EventLog
     observers: Observers
+    access: Access
+    node_auth: NodeAuth
+    tickets: TicketOffice
+    probe: NodeProbe
 
     def handle(self, event: FleetEvent) -> None: ...
-
-
-M = TypeVar("M")
 
 
 def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     _add_error_handlers(app)
     _add_model_endpoints(app, parts)
     _add_observer_endpoints(app, parts)
-    _add_node_endpoints(app, parts)
+    add_node_endpoints(app, parts)
     add_observer_endpoints(app, parts)
-    add_pages(app)
+    add_pages(app, parts.access)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
@@ -109,33 +104,6 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
 
 
-def _add_node_endpoints(app: FastAPI, parts: TrackerParts) -> None:
-    @app.post("/v1/nodes/register")
-    async def register(request: Request) -> Response:
-        registration = await _read(request, Registration)
-        parts.handle(NodeRegistered(registration))
-        return _json(
-            RegistrationReply(
-                node_id=registration.node_id,
-                heartbeat_period_s=parts.settings.heartbeat_period_s,
-                wanted_entry_layers=parts.fleet.wanted_entry_layers(registration.node_id),
-            )
-        )
-
-    @app.post("/v1/nodes/heartbeat")
-    async def heartbeat(request: Request) -> Response:
-        beat = await _read(request, Heartbeat)
-        if not parts.fleet.is_known(beat.node_id, beat.incarnation):
-            return _json(HeartbeatReply(is_known=False))
-        parts.handle(HeartbeatReceived(beat))
-        return _json(HeartbeatReply(is_known=True, wanted_entry_layers=parts.fleet.wanted_entry_layers(beat.node_id)))
-
-    @app.post("/v1/nodes/leave")
-    async def leave(request: Request) -> Response:
-        parts.handle(NodeLeft(await _read(request, Leave)))
-        return _json({})
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(TrackerError)
     async def tracker_error(_: Request, error: TrackerError) -> Response:
@@ -159,19 +127,6 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def bug(_: Request, error: Exception) -> Response:
         return _error(to_http(error))
-
-
-async def _read(request: Request, kind: type[M]) -> M:
-    """Raises RegistrationRefusedError if the body is not a ``kind``."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > NODE_BODY_BYTES_MAX:
-            raise RegistrationRefusedError(f"the body exceeds {NODE_BODY_BYTES_MAX} bytes")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise RegistrationRefusedError(f"not a {kind.__name__}: {error}") from error
 
 
 def _live_models(parts: TrackerParts) -> list[ServedModel]:

@@ -63,7 +63,8 @@ _log = structlog.get_logger("meshnet.tracker")
 class ChatProxy:
     """Both endpoints that answer with the model's words.
 
-    ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat.
+    ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat; ``add_ticket`` puts the
+    tracker's signature to a plan.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ChatProxy:
         events: EventLog,
         suspect: Callable[[NodeId], None],
         fault: Callable[[NodeId], None],
+        add_ticket: Callable[[RoutePlan, HeadRequest], RoutePlan],
         seed_rng: Random,
         comment_period_s: float,
         clock: Callable[[], float] = time.monotonic,
@@ -84,6 +86,7 @@ class ChatProxy:
         self._events = events
         self._suspect = suspect
         self._fault = fault
+        self._add_ticket = add_ticket
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
         self._clock = clock
@@ -235,7 +238,8 @@ class ChatProxy:
             details={"candidates": [{"signature": o.signature, "share": o.share, "tps": o.tps} for o in decision.odds]},
         )
         plan = RoutePlan(session_id=session_id, model_key=model.model_key, hops=decision.planned_hops)
-        return msgspec.structs.replace(call.head_request, model=model.card.name, meshnet=plan)
+        request = call.head_request
+        return msgspec.structs.replace(request, model=model.card.name, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""

@@ -6,6 +6,7 @@ one way in for everything about nodes; it carries out the fleet's effects.
 
 import asyncio
 import importlib
+import secrets
 import signal
 import socket
 import time
@@ -17,9 +18,11 @@ from typing import TYPE_CHECKING, assert_never
 
 import structlog
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
+from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
@@ -39,6 +42,8 @@ from meshnet_tracker.fleet import (
 )
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.node_auth import JoinRule, NodeAuth
+from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.policies.adaptive import ADAPTIVE, AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
@@ -47,7 +52,8 @@ from meshnet_tracker.pulse import SAMPLE_PERIOD_S
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
-from meshnet_tracker.settings import TrackerSettings
+from meshnet_tracker.settings import TrackerSettings, is_loopback
+from meshnet_tracker.ticket_office import TicketOffice
 
 if TYPE_CHECKING:
     from meshnet_tracker.store.call_store import CallStore
@@ -60,14 +66,22 @@ _log = structlog.get_logger("meshnet.tracker")
 
 
 class TrackerServer:
-    """One tracker. ``app`` is its ASGI application."""
+    """One tracker. ``app`` is its ASGI application. ``key`` signs its tickets; without one, it draws its own."""
 
-    def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
+    def __init__(
+        self, settings: TrackerSettings, *, route_rng: Random | None = None, key: Ed25519PrivateKey | None = None
+    ) -> None:
         self.settings = settings
         self._is_stopping = False
         self._call_store: CallStore | None = None
         if settings.database is not None:
             _store().prepare(settings.database)
+        self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
+        self.node_auth = NodeAuth(
+            boot=secrets.token_hex(16), join=JoinRule(settings.join_tokens, settings.allowed_wallets)
+        )
+        self.tickets = TicketOffice(key or Ed25519PrivateKey.generate())
+        self.probe = NodeProbe()
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
@@ -86,6 +100,7 @@ class TrackerServer:
             events=self.events,
             suspect=lambda node_id: self.handle(NodeSuspected(node_id)),
             fault=lambda node_id: self.handle(NodeFaulted(node_id)),
+            add_ticket=lambda plan, request: self.tickets.issue(plan, request, now=time.time()),
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
         )
@@ -101,7 +116,12 @@ class TrackerServer:
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
         )
         add_endpoints(rest, self)
-        self.app = TrackerApp(chat=self.proxy, rest=rest)
+        self.app = TrackerApp(
+            chat=self.proxy,
+            rest=rest,
+            access=self.access,
+            allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
+        )
 
     @property
     def route_rng(self) -> Random:
@@ -141,7 +161,7 @@ class TrackerServer:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         async with self._open_call_store(), open_session() as session, asyncio.TaskGroup() as tasks:
-            self.proxy.session = session
+            self.proxy.session = self.probe.session = session
             companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
             yield
             for companion in companions:
@@ -250,13 +270,18 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
     )
 
 
-def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
+def run_tracker(
+    settings: TrackerSettings,
+    *,
+    key: Ed25519PrivateKey | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
 
     ``on_listening`` is told the base URL. Raises SettingsError if the port is taken or the database unusable.
     Call it in the main thread.
     """
-    tracker = TrackerServer(settings)
+    tracker = TrackerServer(settings, key=key)
     try:
         listener = listen(settings)
     except OSError as error:
@@ -264,7 +289,9 @@ def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror or error}); choose another --port"
         ) from error
     with listener, _quiet_signals():
-        _log.info("tracker listening", url=url_of(listener))
+        _log.info("tracker listening", url=url_of(listener), tracker_key=tracker.tickets.public_key)
+        if settings.is_open and not is_loopback(settings.host):
+            _log.warning("open to everybody who can reach this machine: no keys, any node may join")
         if on_listening is not None:
             on_listening(url_of(listener))
         make_http_server(tracker).run(sockets=[listener])

@@ -66,9 +66,8 @@ class Mesh:
 
     def start_tracker(self) -> None:
         """Start the tracker and wait until it answers."""
-        child = self._spawn(
-            "tracker", ["tracker", "--port", str(self._port), "--database", f"sqlite:///{self._folder}/tracker.db"]
-        )
+        files = ["--database", f"sqlite:///{self._folder}/tracker.db", "--key-file", f"{self._folder}/tracker.pem"]
+        child = self._spawn("tracker", ["tracker", "--port", str(self._port), *files])
         self._wait(child, lambda: get_json(self.url, "/health") is not None)
 
     def start_node(self, name: str, layers: str, *, layer_delay_ms: float, options: Sequence[str] = ()) -> None:
