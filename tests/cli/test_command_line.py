@@ -1,6 +1,7 @@
 """The command line tells people what they can do and, in one line, what they did wrong."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -32,6 +33,15 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
     assert "MESHNET_" in done.stdout
 
 
+@pytest.mark.parametrize("command", ["tracker", "node", "chat", "model inspect", "bench routing"])
+def test_a_narrow_terminal_cuts_no_flag_and_no_variable_short(command: str) -> None:
+    narrow, wide = (meshnet(*command.split(), "--help", COLUMNS=columns).stdout for columns in ("80", "300"))
+
+    names = re.compile(r"MESHNET_[A-Z_]+|--[a-z-]+")
+    assert set(names.findall(narrow)) == set(names.findall(wide))
+    assert "…" not in narrow
+
+
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -54,6 +64,8 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
         (["routes", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["calls", "--follow", "--tracker", "http://127.0.0.1:9"], "meshnet tracker"),
         (["chat", "--tracker", "http://127.0.0.1:9", "hello"], "meshnet tracker"),
+        (["model", "inspect", "smollm2", "--cut", "30"], "0-29"),
+        (["model", "pull", "/no/such/model.gguf"], "/no/such/model.gguf"),
         (["status", "--tracker", "http://foo bar"], "foo bar"),
         (["nonsense"], "nonsense"),
     ],
@@ -101,6 +113,15 @@ def test_aliases_are_pairs_in_flags_or_between_commas(texts: list[str], aliases:
 def test_an_alias_that_is_no_pair_says_how_to_write_it(text: str) -> None:
     with pytest.raises(CommandError, match="ALIAS=MODEL"):
         parse_aliases([text])
+
+
+def test_inspecting_a_model_shows_what_each_side_of_a_cut_needs() -> None:
+    done = meshnet("model", "inspect", "smollm2", "--cut", "17")
+
+    assert done.returncode == 0
+    assert "llama, 30 layers" in done.stdout
+    assert "0-16" in done.stdout
+    assert "17-29" in done.stdout
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:

@@ -43,10 +43,26 @@ def test_content_parts_join_with_a_newline_in_every_role() -> None:
         ({"max_tokens": 0}, 0),
         ({"max_tokens": 5.0}, 5),
         ({"max_tokens": 2**40}, 2**31 - 1),
+        ({"max_tokens": 2**63}, 2**31 - 1),
+        ({"max_tokens": 1e30, "max_completion_tokens": 9}, 9),
     ],
 )
 def test_the_smaller_token_limit_wins(fields: dict[str, Any], limit: int | None) -> None:
     assert parse(**fields).head_request.max_tokens == limit
+
+
+@pytest.mark.parametrize("huge", ["1e999", "9" * 5000])
+def test_a_number_beyond_all_floats_is_no_error_where_nobody_reads_it(huge: str) -> None:
+    body = '{"messages": [{"role": "user", "content": "hi"}], "metadata": {"a": [-%s, %s]}, "max_tokens": %s}'
+    call = parse_chat((body % (huge, huge, huge)).encode(), seed_rng=Random(1))
+
+    assert call.head_request.max_tokens == 2**31 - 1
+
+
+@pytest.mark.parametrize("rest", ["NaN", '"\\ud800"', "[", "01"])
+def test_json_is_read_strictly_whatever_numbers_are_in_it(rest: str) -> None:
+    with pytest.raises(MalformedRequestError, match="not valid JSON"):
+        parse_chat(b'{"messages": [], "a": 1e999, "b": %s}' % rest.encode(), seed_rng=Random(1))
 
 
 @pytest.mark.parametrize(("stop", "texts"), [("x", ["x"]), (["a", "", "b"], ["a", "b"]), ([], []), ("", [])])

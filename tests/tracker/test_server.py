@@ -151,11 +151,13 @@ async def test_any_page_may_chat_but_only_the_trackers_own_may_touch_nodes() -> 
         _, _, models_headers = await ask(tracker, "/v1/models", Origin=page)
         foreign, answer, node_headers = await ask(tracker, "/v1/nodes", Origin=page)
         own, _, _ = await ask(tracker, "/v1/nodes", Origin=tracker.url)
+        broken = [(await ask(tracker, "/v1/nodes", Origin=no_url))[0] for no_url in ("http://[", "//[::", "null")]
 
     assert (preflight, headers["access-control-allow-headers"]) == (204, "x-a, b")
     assert headers["access-control-allow-origin"] == models_headers["access-control-allow-origin"] == "*"
     assert "access-control-allow-credentials" not in headers
     assert (foreign, own) == (403, 200)
+    assert broken == [403] * 3
     assert "access-control-allow-origin" not in node_headers
     assert "chat.example" in answer["error"]["message"]
 

@@ -35,7 +35,7 @@ def calls(
     elif latest:
         console.print(calls_table(latest))
     else:
-        console.print(f"No call yet. Ask something: meshnet chat --tracker {tracker}")
+        print(f"No call yet. Ask something: meshnet chat --tracker {tracker}")
     if not follow:
         return
     known = {call["id"] for call in latest if call["state"] == "finished"}

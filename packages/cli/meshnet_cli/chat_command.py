@@ -7,6 +7,7 @@ import openai
 import typer
 from openai.types.chat import ChatCompletionMessageParam
 from rich.console import Console
+from rich.text import Text
 
 from meshnet_cli.errors import CommandError
 from meshnet_cli.tracker_api import served_models
@@ -38,7 +39,15 @@ def chat(
     history: list[ChatCompletionMessageParam] = []
     for question in [prompt] if prompt is not None else ask(console, name):
         history.append({"role": "user", "content": question})
-        answer = say(console, client, name, history, max_tokens, temperature, show_route)
+        try:
+            answer = say(console, client, name, history, max_tokens, temperature, show_route)
+        except CommandError as error:
+            if prompt is not None:
+                raise
+            # A mesh that has no room now may have some at the next question; what was said until here is kept.
+            history.pop()
+            console.print(Text(f"{error}; ask again", style="red"))
+            continue
         history.append({"role": "assistant", "content": answer})
 
 
@@ -51,7 +60,7 @@ def first_model(tracker: str, api_key: str) -> str:
 
 def ask(console: Console, model: str) -> Iterator[str]:
     """Questions typed until end of input."""
-    console.print(f"[dim]{model}; end with Ctrl-D[/dim]")
+    console.print(Text(f"{model}; end with Ctrl-D", style="dim"))
     while True:
         try:
             question = console.input("[bold]you>[/bold] ").strip()
@@ -88,5 +97,5 @@ def say(
         raise CommandError(str(body.get("message") or error.message)) from error
     console.print()
     if show_route:
-        console.print(f"[dim]{answer.headers.get('x-meshnet-route', '')}[/dim]", soft_wrap=True)
+        console.print(Text(answer.headers.get("x-meshnet-route", ""), style="dim"), soft_wrap=True)
     return "".join(parts)

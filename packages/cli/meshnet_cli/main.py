@@ -10,6 +10,7 @@ from meshnet_cli.calls_command import calls
 from meshnet_cli.chat_command import chat
 from meshnet_cli.demo.command import demo
 from meshnet_cli.errors import CommandError
+from meshnet_cli.model_command import model_app
 from meshnet_cli.node_command import node
 from meshnet_cli.routes_command import routes
 from meshnet_cli.status_command import status
@@ -24,12 +25,15 @@ app = typer.Typer(
     name="meshnet",
     help="Serve one LLM across the machines you already have.",
     no_args_is_help=True,
+    # The boxed help of rich cuts long flags and variables short at 80 columns; the plain one wraps.
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 for command in (tracker, node, status, routes, calls, chat, demo):
     app.command()(command)
 app.add_typer(bench, name="bench")
+app.add_typer(model_app, name="model")
 
 
 def main() -> None:

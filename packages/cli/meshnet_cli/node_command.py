@@ -5,11 +5,13 @@ from typing import Annotated
 
 import typer
 
+from meshnet_cli.errors import CommandError
 from meshnet_cli.keys import one_key
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_node.server import run_node
 from meshnet_node.settings import NodeSettings
+from meshnet_node.upstream_server import run_upstream
 from meshnet_protocol.layers import LayerRange
 
 WALLET_DEFAULT = default_wallet()
@@ -23,18 +25,31 @@ def parse_layers(text: str) -> LayerRange:
         raise typer.BadParameter(str(error)) from error
 
 
+AUTO_LAYERS = LayerRange(0, 99_999)
+"""What ``--layers auto`` parses to: a range no model has."""
+
+
+def parse_layers_or_auto(text: str) -> LayerRange:
+    return AUTO_LAYERS if text.strip() == "auto" else parse_layers(text)
+
+
 def node(
     model: Annotated[
-        str,
-        typer.Option(envvar="MESHNET_MODEL", help="A .gguf file, or 'smollm2' for the small model that ships with it."),
-    ],
+        str | None,
+        typer.Option(
+            envvar="MESHNET_MODEL",
+            help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME for a model "
+            "that other nodes have, or 'smollm2' for the small model that ships with it.",
+        ),
+    ] = None,
     layers: Annotated[
         LayerRange | None,
         typer.Option(
             envvar="MESHNET_LAYERS",
-            parser=parse_layers,
+            parser=parse_layers_or_auto,
             metavar="FIRST-LAST",
-            help="Layers to hold, both included, counted from 0. Default: all of them.",
+            help="Layers to hold, both included, counted from 0; 'auto' for those the tracker finds weakest. "
+            "Default: all of them.",
         ),
     ] = None,
     tracker: Annotated[
@@ -93,6 +108,20 @@ def node(
             help="Pretend to be slower: wait this long per layer in every step. For demos and benchmarks only.",
         ),
     ] = 0.0,
+    upstream: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MESHNET_UPSTREAM",
+            help="Instead of holding layers, stand in front of this OpenAI-compatible server (vLLM, Ollama, ...).",
+        ),
+    ] = None,
+    upstream_key: Annotated[
+        str | None, typer.Option(envvar="MESHNET_UPSTREAM_KEY", help="API key for --upstream.")
+    ] = None,
+    model_name: Annotated[
+        str | None,
+        typer.Option(envvar="MESHNET_MODEL_NAME", help="Which model of --upstream. Default: its only one."),
+    ] = None,
     drain_timeout: Annotated[
         float, typer.Option(envvar="MESHNET_DRAIN_TIMEOUT", help="Seconds that running chats get to end after SIGTERM.")
     ] = 30.0,
@@ -126,10 +155,17 @@ def node(
     Example: meshnet node --model smollm2 --layers 0-16 --tracker http://192.0.2.7:8090 --host 0.0.0.0
     """
     configure_logs(as_json=log_json)
-    run_node(
+    if (model is None) == (upstream is None):
+        raise CommandError("give either --model, to hold layers of it, or --upstream, to stand in front of a server")
+    run = run_node if upstream is None else run_upstream
+    run(
         NodeSettings(
-            model=model,
-            layers=layers,
+            model=model or "",
+            upstream=upstream,
+            upstream_key=upstream_key,
+            model_name=model_name,
+            layers=None if layers == AUTO_LAYERS else layers,
+            asks_for_layers=layers == AUTO_LAYERS,
             tracker=tracker,
             wallet=wallet,
             cache_dir=cache_dir,

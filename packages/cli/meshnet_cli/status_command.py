@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Iterator
+from itertools import chain
 from typing import Annotated
 
 import typer
@@ -9,6 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from meshnet_cli.errors import CommandError
 from meshnet_cli.tables import config_line, nodes_table, routes_table
 from meshnet_cli.tracker_api import get_json
 
@@ -34,19 +37,40 @@ def status(
     elif not watch:
         console.print(overview(tracker))
     else:
-        with Live(overview(tracker), console=console, auto_refresh=False, screen=False) as live:
-            while True:
-                time.sleep(period)
-                live.update(overview(tracker), refresh=True)
+        watch_overview(console, tracker, period)
+
+
+def watch_overview(console: Console, tracker: str, period_s: float) -> None:
+    """Without end. Drawn over on a terminal; one after the other where there is none."""
+    pictures = overviews(tracker, period_s)
+    first = next(pictures)
+    if not console.is_terminal:
+        for picture in chain([first], pictures):
+            console.print(picture)
+    with Live(first, console=console, auto_refresh=False, screen=False) as live:
+        for picture in pictures:
+            live.update(picture, refresh=True)
+
+
+def overviews(tracker: str, period_s: float) -> Iterator[RenderableType]:
+    """One each period. A tracker that goes away is said so and asked again; one that never answered is an error."""
+    latest = overview(tracker)
+    yield latest
+    while True:
+        time.sleep(period_s)
+        try:
+            latest = overview(tracker)
+            yield latest
+        except CommandError as error:
+            yield Group(latest, Text(f"{error}; trying again", style="yellow"))
 
 
 def overview(tracker: str) -> RenderableType:
     nodes = get_json(tracker, "/v1/nodes")["nodes"]
     routing = get_json(tracker, "/v1/routing")
     if not nodes:
-        return (
-            f"The tracker at {tracker} knows no node yet. Start one: meshnet node --model smollm2 --tracker {tracker}"
-        )
+        start = f"meshnet node --model smollm2 --tracker {tracker}"
+        return Text(f"The tracker at {tracker} knows no node yet. Start one: {start}")
     models = sorted({node["model"] for node in nodes})
     tables: list[RenderableType] = []
     for model in models:

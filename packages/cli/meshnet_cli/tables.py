@@ -1,10 +1,14 @@
-"""What the tracker knows, as tables for a terminal. Used by ``meshnet status`` and the demo alike."""
+"""What the tracker knows, as tables for a terminal. Used by ``meshnet status`` and the demo alike.
+
+Names come from strangers and may hold what rich would take for markup, so every cell and title is plain text.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -24,9 +28,10 @@ def routes_table(model: Json) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for arm in model["candidates"]:
         style = STATUS_STYLES.get(arm["status"], "")
-        table.add_row(
+        add_row(
+            table,
             " -> ".join(hop_text(hop) for hop in arm["hops"]),
-            f"[{style}]{arm['status']}[/{style}]" if style else arm["status"],
+            Text(arm["status"], style=style),
             number(arm["tps"], 1),
             number(arm["coefficient"], 2),
             percent(arm["expected_share"]),
@@ -46,7 +51,8 @@ def nodes_table(model_key: str, nodes: Sequence[Json]) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for node in sorted(nodes, key=lambda node: str(node["node_id"])):
         style = STATE_STYLES.get(node["state"], "")
-        table.add_row(
+        add_row(
+            table,
             node["node_id"].split(".", 1)[0],
             node["shard"],
             ", ".join(map(str, node["entry_layers"])),
@@ -76,7 +82,8 @@ def calls_table(calls: Sequence[Json]) -> Table:
     for column in ("tokens", "tok/s", "first", "tries"):
         table.add_column(column, justify="right", no_wrap=True)
     for call in calls:
-        table.add_row(
+        add_row(
+            table,
             clock(call["at"]),
             route_text(call) or Text("no route", style="dim"),
             call["mode"] or "-",
@@ -93,7 +100,7 @@ def call_line(call: Json) -> Text:
     """One finished call on one line."""
     speed = f"{number(call['completion_tokens'], 0)} tokens, {number(call['tps'], 1)} tok/s"
     why = f"{call['mode']} ({call['reason']})" if call["mode"] else "refused"
-    route = Text.from_markup(route_text(call) or "no route")
+    route = Text(route_text(call) or "no route")
     return Text("  ").join([Text(clock(call["at"]), style="dim"), outcome_text(call), route, Text(why), Text(speed)])
 
 
@@ -117,14 +124,24 @@ def config_line(config: Json) -> str:
 def plain_table(title: str) -> Table:
     """Few lines and no waste of width: the routes must fit a terminal of 80 columns."""
     return Table(
-        title=title, title_justify="left", box=SIMPLE_HEAD, collapse_padding=True, pad_edge=False, show_edge=False
+        title=escape(title),
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+        show_edge=False,
     )
+
+
+def add_row(table: Table, *cells: str | Text) -> None:
+    """A row of plain text, whatever brackets are in it."""
+    table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
 def hop_text(hop: Json) -> str:
     """Instance and the layers really run, as in ``fast[0-16]``."""
     instance = hop["node_id"].split(".", 1)[0]
-    return f"{instance}[{hop['start_layer']}-{hop['end_layer']}]".replace("[", r"\[")
+    return f"{instance}[{hop['start_layer']}-{hop['end_layer']}]"
 
 
 def number(value: float | None, digits: int) -> str:

@@ -7,8 +7,11 @@
     ├── TrackerKeyError            the tracker is not the one, or not the version, that this node can trust
     ├── ModelFileError             the model's file is missing, damaged or not a model
     │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
+    │   └── SourceError            the model's source cannot be reached, or gave something else than promised
     ├── LayersError                a layer range the model or the shard does not have
     ├── NotExactError              the owner insists on exact results and this build has none for these weights
+    ├── LayerKindsError            a cut that leaves a segment of a hybrid model without one kind of layer
+    ├── MemoryShortageError        the shard would not fit into this machine's memory
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
     │   ├── GrammarError           a grammar or JSON schema that cannot be used
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
@@ -18,6 +21,8 @@
     │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
     │   └── StepError              a step that does not fit its session
     ├── NoFreeSlotError            every slot is taken: try again or elsewhere
+    ├── UpstreamError              the server behind an --upstream node failed
+    │   └── UpstreamRefusalError   it finds the request itself wrong
     ├── EngineClosedError          the engine, or the session, was closed
     ├── DecodeError                llama.cpp could not compute a step; the session is lost, the node is not
     ├── LinkError                  the link to a neighbouring hop broke
@@ -84,6 +89,10 @@ class UnsupportedArchitectureError(ModelFileError):
         self.architecture = architecture
 
 
+class SourceError(ModelFileError):
+    code = "model_source"
+
+
 class LayersError(NodeError):
     code = "layers"
 
@@ -99,6 +108,24 @@ class NotExactError(NodeError):
             "--exact on: this model's weight types are not computed exactly by this build of llama.cpp "
             f"({description}); docs/EXACTNESS.md says which build and which weights are, or use --exact auto"
         )
+
+
+class LayerKindsError(NodeError):
+    """llama.cpp aborts the process if a hybrid model has layers of one kind only, so no such segment is made."""
+
+    code = "layer_kinds"
+
+    def __init__(self, layers: LayerRange, *, nearest: LayerRange | None) -> None:
+        advice = f"choose for instance {nearest}" if nearest else "this model has one kind only and cannot be run"
+        super().__init__(
+            f"layers {layers}: a part of this model needs at least one layer with full attention and one with "
+            f"linear attention, and these are all of one kind; {advice}"
+        )
+        self.nearest = nearest
+
+
+class MemoryShortageError(NodeError):
+    code = "memory"
 
 
 class RequestError(NodeError):
@@ -161,6 +188,20 @@ class NoFreeSlotError(NodeError):
         queue = f" and {waiting} wait for one" if waiting else ""
         queue += f", and none came free in {waited_s:.1f} s" if waited_s else ""
         super().__init__(f"all {slots} slots are taken{queue}; try again soon, or start the node with more --slots")
+
+
+class UpstreamError(NodeError):
+    """``is_overload``: it has no room now; the tracker then tries another route."""
+
+    http_status = 502
+
+    def __init__(self, message: str, *, is_overload: bool = False) -> None:
+        super().__init__(message)
+        self.code = NoFreeSlotError.code if is_overload else "upstream"
+
+
+class UpstreamRefusalError(UpstreamError):
+    http_status = 400
 
 
 class EngineClosedError(NodeError):

@@ -3,6 +3,7 @@
 POST /v1/chat/completions   head duties: a chat whose route starts here
 POST /v1/completions        the same for a text completion: a request with ``prompts``, answered in the same words
 GET  /v1/link               WebSocket: another hop's sessions
+GET  /v1/models/{key}/file  the model's file, for nodes that join
 GET  /health                is the shard loaded, what does it hold
 """
 
@@ -12,6 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from typing import Protocol
 from uuid import uuid4
 
 import aiohttp
@@ -21,19 +23,20 @@ from aiohttp import web
 
 from meshnet_node.admission import Admission
 from meshnet_node.chat_writer import ChatWriter, error_body
-from meshnet_node.engine.api import Engine, EngineOptions
+from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
 from meshnet_node.errors import NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
 from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
-from meshnet_node.model_source import resolve_model
+from meshnet_node.model_server import ModelServer
+from meshnet_node.model_source import open_model
+from meshnet_node.placement import layers_that_help
 from meshnet_node.relay import HopService
 from meshnet_node.settings import NodeSettings, is_loopback
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
-from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
@@ -85,6 +88,7 @@ class NodeApp:
         app.router.add_post("/v1/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
         app.router.add_get("/health", self.serve_health)
+        ModelServer(self._engine, self._engine.options.cache_dir).add_to(app)
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
@@ -173,7 +177,7 @@ async def serving(app: web.Application, listener: socket.socket) -> AsyncIterato
 
 def load_engine(settings: NodeSettings) -> Engine:
     """Blocking. Raises NodeError, fit to be shown to a person."""
-    path = resolve_model(settings.model)
+    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=settings.tracker)
     options = EngineOptions(
         threads=settings.threads,
         slots=settings.slots,
@@ -184,8 +188,12 @@ def load_engine(settings: NodeSettings) -> Engine:
         layer_delay_s=settings.layer_delay_ms / 1000,
         cache_dir=settings.cache_dir,
     )
-    log.info("loading", model=str(path), layers=str(settings.layers or "all"))
-    return Engine.load(path, settings.layers, options)
+    shard = settings.layers or LayerRange(0, model.layer_count - 1)
+    if settings.asks_for_layers:
+        shard = layers_that_help(model, settings.tracker, options)
+    check_memory(model, shard, options, available=available_memory())
+    log.info("loading", model=model.name, layers=str(shard))
+    return Engine.load(model, shard, options)
 
 
 async def serve_node(
@@ -240,10 +248,9 @@ async def _serve_shard(
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks)
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
-        trust = TrackerTrust(pinned_key=settings.tracker_key)
-        membership = Membership(identity.wallet, trust, join_token=settings.join_token)
+        membership = Membership.of(settings, identity.wallet)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
-        tickets = TicketGate(trust, allows_direct=is_loopback(settings.host))
+        tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
         async with serving(NodeApp(identity, engine, links, admission, tickets).build(), listener):
             log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
             running = tasks.create_task(client.run(), name="membership")
@@ -264,7 +271,13 @@ async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) 
                 await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
 
 
-def run_node(settings: NodeSettings) -> None:
+class Serve(Protocol):
+    """What runs a node until ``stop``; ``on_loaded`` is called when an orderly end begins to matter."""
+
+    async def __call__(self, settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None]) -> None: ...
+
+
+def run_node(settings: NodeSettings, serve: Serve = serve_node) -> None:
     """Serve until SIGTERM or SIGINT; a second one does not wait for running chats.
 
     Raises NodeError, fit to be shown to a person.
@@ -273,7 +286,7 @@ def run_node(settings: NodeSettings) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            runner.run(_run(settings))
+            runner.run(_run(settings, serve))
     except ExceptionGroup as group:
         ours, others = group.split(NodeError)
         if ours is None or others is not None:
@@ -281,7 +294,7 @@ def run_node(settings: NodeSettings) -> None:
         raise _first_leaf(ours) from group
 
 
-async def _run(settings: NodeSettings) -> None:
+async def _run(settings: NodeSettings, serve: Serve) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
@@ -296,7 +309,7 @@ async def _run(settings: NodeSettings) -> None:
         for number in numbers:
             loop.add_signal_handler(number, begin_to_stop)
 
-    await serve_node(settings, stop, on_loaded=watch_signals)
+    await serve(settings, stop, on_loaded=watch_signals)
 
 
 def _first_leaf(group: BaseExceptionGroup[NodeError]) -> NodeError:

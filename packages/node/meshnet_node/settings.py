@@ -23,7 +23,7 @@ class NodeSettings:
 
     model: str
     layers: LayerRange | None
-    """None: the whole model."""
+    """None: the whole model, or what the tracker suggests if ``asks_for_layers``."""
     tracker: str
     wallet: Path
     cache_dir: Path
@@ -43,6 +43,12 @@ class NodeSettings:
     exact: str = "auto"
     gpu_layers: int = 0
     layer_delay_ms: float = 0.0
+    asks_for_layers: bool = False
+    upstream: str | None = None
+    """Base URL of a server to stand in front of, instead of holding layers."""
+    upstream_key: str | None = field(default=None, repr=False)
+    model_name: str | None = None
+    """Which of the upstream's models."""
     drain_timeout_s: float = 30.0
     join_token: str = field(default="", repr=False)
     tracker_key: str | None = None
@@ -52,6 +58,8 @@ class NodeSettings:
         _check_url("--tracker", self.tracker)
         if self.advertise is not None:
             _check_url("--advertise", self.advertise)
+        if self.upstream is not None:
+            _check_url("--upstream", self.upstream)
         _check_at_least("--threads", self.threads, 1)
         _check_at_least("--slots", self.slots, 1)
         _check_at_least("--context-tokens", self.context_tokens, 64)

@@ -10,17 +10,18 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import aiohttp
 import msgspec
 import structlog
 
-from meshnet_node.admission import Admission
-from meshnet_node.engine.api import Engine
 from meshnet_node.errors import NodeError, RegistrationRefusedError
+from meshnet_node.settings import NodeSettings
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import (
     Heartbeat,
     HeartbeatReply,
@@ -52,6 +53,10 @@ class Membership:
     trust: TrackerTrust
     join_token: str = field(default="", repr=False)
 
+    @classmethod
+    def of(cls, settings: NodeSettings, wallet: Wallet) -> "Membership":
+        return cls(wallet, TrackerTrust(pinned_key=settings.tracker_key), join_token=settings.join_token)
+
     def headers(self, path: str, body: bytes) -> dict[str, str]:
         proof = prove(
             self.wallet.private_key,
@@ -64,6 +69,29 @@ class Membership:
         return proof.to_headers()
 
 
+class Member(Protocol):
+    """What is kept known: an engine, or something that stands for one."""
+
+    @property
+    def shard(self) -> LayerRange: ...
+    @property
+    def entry_layers(self) -> tuple[int, ...]: ...
+    @property
+    def queue_depth(self) -> int: ...
+    @property
+    def kv_tokens(self) -> int: ...
+    @property
+    def kv_tokens_max(self) -> int: ...
+    async def recut(self, entry_layers: frozenset[int], /) -> None: ...
+
+
+class Queue(Protocol):
+    """Counts the chats under way, those that wait for a slot included."""
+
+    @property
+    def queue_depth(self) -> int: ...
+
+
 class TrackerClient:
     """Keeps one node known to one tracker."""
 
@@ -71,8 +99,8 @@ class TrackerClient:
         self,
         http: aiohttp.ClientSession,
         url: str,
-        engine: Engine,
-        admission: Admission,
+        engine: Member,
+        admission: Queue,
         registration: Callable[[], Registration],
         membership: Membership,
     ) -> None:
@@ -165,7 +193,7 @@ class TrackerClient:
             queue_depth=self._admission.queue_depth,
             active_slots=self._engine.queue_depth,
             kv_tokens=self._engine.kv_tokens,
-            kv_tokens_max=self._engine.options.slots * self._engine.options.context_tokens,
+            kv_tokens_max=self._engine.kv_tokens_max,
             entry_layers=self._engine.entry_layers,
             is_draining=self._is_draining,
         )

@@ -98,6 +98,24 @@ class TrackerGreeting(Message, frozen=True, kw_only=True):
     protocol_version: int = PROTOCOL_VERSION
 
 
+class SharedFile(Message, frozen=True, kw_only=True):
+    """What a node says of the model file it can hand on, whole or in part."""
+
+    file_name: str
+    byte_count: int
+    fingerprint: str
+    has_manifest: bool
+    """The node has the whole file and has hashed each of its tensors."""
+
+
+class LayersSuggestion(Message, frozen=True, kw_only=True):
+    """Where a new node would help a model most."""
+
+    model_key: ModelKey
+    layers: LayerSpan
+    reason: str
+
+
 class RegistrationReply(Message, frozen=True, kw_only=True):
     node_id: NodeId
     heartbeat_period_s: float

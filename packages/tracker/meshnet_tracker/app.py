@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from meshnet_tracker.access import LOGIN_PATH, NODE_PATHS, OPENAI_PATH, Access, Refusal, client_name, surface_of
 from meshnet_tracker.asgi import CHAT_PATH, COMPLETION_PATH, Asgi, Headers, Message, Receive, Scope, Send, send_error
@@ -98,7 +98,7 @@ class TrackerApp:
         is_over_loopback = server is not None and _is_address(str(server[0]), loopback_only=True)
         if scope["path"] in NODE_PATHS or (self._access.is_guarded and not is_over_loopback):
             return True
-        name = _name_of(host)
+        name = _split(f"//{host}").hostname or ""
         is_local = name == "localhost" or name.endswith(".localhost") or name in self._allowed_hosts
         return is_local or _is_address(name, loopback_only=is_over_loopback)
 
@@ -135,19 +135,15 @@ async def _answer_preflight(headers: dict[bytes, bytes], send: Send) -> None:
 
 def _is_own_origin(headers: dict[bytes, bytes]) -> bool:
     origin = headers.get(b"origin")
-    if origin is None:
-        return True
-    try:
-        return urlsplit(origin.decode("latin-1")).netloc.encode("latin-1") == headers.get(b"host")
-    except ValueError:
-        return False
+    return origin is None or _split(origin.decode("latin-1")).netloc.encode("latin-1") == headers.get(b"host")
 
 
-def _name_of(host: str) -> str:
+def _split(url: str) -> SplitResult:
+    """Its parts; nothing but empty ones of what is no URL, such as ``http://[``, which is then nobody's own."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def _is_address(host: str, *, loopback_only: bool) -> bool:

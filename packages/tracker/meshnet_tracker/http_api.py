@@ -13,6 +13,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from meshnet_protocol.messages import LayerSpan, LayersSuggestion
 from meshnet_tracker.access import Access
 from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
@@ -25,11 +26,14 @@ from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
 from meshnet_tracker.overview import node_state
+from meshnet_tracker.placement import HeldShard, suggest_layers
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.ticket_office import TicketOffice
+
+LAYERS_MAX = 100_000
 
 
 class TrackerParts(Protocol):
@@ -102,6 +106,21 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     async def nodes() -> Response:
         now = time.monotonic()
         return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
+
+    @app.get("/v1/nodes/suggest")
+    async def suggest(
+        model: str,
+        layers: Annotated[int, Query(ge=1, le=LAYERS_MAX)],
+        layer_tokens_per_s: Annotated[float | None, Query(gt=0, allow_inf_nan=False)] = None,
+    ) -> Response:
+        """Where a new node of at most so many layers would help the model most, and why."""
+        served = parts.router.resolve_model(model)
+        held = [HeldShard(node.shard, node.layer_tokens_per_s) for node in served.ready_nodes()]
+        suggestion = suggest_layers(
+            held, layer_count=served.card.layer_count, layers_max=layers, layer_tokens_per_s=layer_tokens_per_s
+        )
+        span = LayerSpan.of(suggestion.layers)
+        return _json(LayersSuggestion(model_key=served.model_key, layers=span, reason=suggestion.reason))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -3,6 +3,8 @@
 Null means absent, integers may be written 5.0.
 """
 
+import json
+import sys
 from typing import Any
 
 import msgspec
@@ -12,6 +14,7 @@ from meshnet_tracker.errors import MalformedRequestError
 Json = dict[str, Any]
 
 INTEGER_MAX = 2**63 - 1
+INTEGER_DIGITS_MAX = 100
 TOKENS_MAX = 2**31 - 1
 BIASES_MAX = 2048
 BIAS_MAX = 100.0
@@ -20,12 +23,32 @@ BIAS_MAX = 100.0
 def decode_object(body: bytes) -> Json:
     """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN."""
     try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, RecursionError) as error:
+        decoded = _decode(body)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedRequestError(f"The body is not valid JSON: {error}.") from error
     if not isinstance(decoded, dict):
         raise MalformedRequestError("The body must be a JSON object.")
     return {name: value for name, value in decoded.items() if value is not None}
+
+
+def _decode(body: bytes) -> Any:
+    """A number beyond what a float holds is valid JSON: it reads as the greatest one, for whoever looks at it.
+
+    msgspec refuses such numbers, in fields that nobody reads, too.
+    """
+    try:
+        return msgspec.json.decode(body)
+    except msgspec.ValidationError:  # the only one there is when no type is asked for: a number out of range
+        rounded = json.loads(body.decode(), parse_float=_bounded, parse_int=_bounded_integer)
+        return msgspec.json.decode(json.dumps(rounded))  # which is strict about all the rest again
+
+
+def _bounded(text: str) -> float:
+    return max(-sys.float_info.max, min(float(text), sys.float_info.max))
+
+
+def _bounded_integer(text: str) -> int | float:
+    return int(text) if len(text) <= INTEGER_DIGITS_MAX else _bounded(text)
 
 
 def typed(fields: Json, name: str, kind: type, description: str) -> Any:
@@ -63,11 +86,13 @@ def integer(fields: Json, name: str, low: int, high: int) -> int | None:
 
 def token_limit(fields: Json) -> int | None:
     """The smaller of the two names for it; far too much is as good as no limit, because the context caps it."""
-    limits = [
-        min(limit, TOKENS_MAX)
-        for limit in (integer(fields, name, 0, INTEGER_MAX) for name in ("max_tokens", "max_completion_tokens"))
-        if limit is not None
-    ]
+    limits = []
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = fields.get(name)
+        is_beyond = isinstance(value, int | float) and value > TOKENS_MAX
+        limit = TOKENS_MAX if is_beyond else integer(fields, name, 0, TOKENS_MAX)
+        if limit is not None:
+            limits.append(limit)
     return min(limits, default=None)
 
 

@@ -48,7 +48,7 @@ class Mesh:
     """A mesh on this machine. Leaving the context stops every process, the newest first."""
 
     def __init__(self, folder: Path, port: int, model: str) -> None:
-        self._folder = folder
+        self.folder = folder
         self._model = model
         self._stack = ExitStack()
         self.children: list[Child] = []
@@ -56,7 +56,7 @@ class Mesh:
         self._port = port
 
     def __enter__(self) -> "Mesh":
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         return self
 
     def __exit__(
@@ -66,15 +66,15 @@ class Mesh:
 
     def start_tracker(self) -> None:
         """Start the tracker and wait until it answers."""
-        files = ["--database", f"sqlite:///{self._folder}/tracker.db", "--key-file", f"{self._folder}/tracker.pem"]
-        child = self._spawn("tracker", ["tracker", "--port", str(self._port), *files])
+        files = ["--database", f"sqlite:///{self.folder}/tracker.db", "--key-file", f"{self.folder}/tracker.pem"]
+        child = self.spawn("tracker", ["tracker", "--port", str(self._port), *files])
         self._wait(child, lambda: get_json(self.url, "/health") is not None)
 
     def start_node(self, name: str, layers: str, *, layer_delay_ms: float, options: Sequence[str] = ()) -> None:
         """Start a node; ``wait_node`` waits until it is part of the mesh. ``options``: more of ``meshnet node``'s."""
         arguments = ["node", "--model", self._model, "--layers", layers, "--instance", name, "--port", "0"]
-        arguments += ["--tracker", self.url, "--threads", "1", "--wallet", str(self._folder / "wallet.pem")]
-        self._spawn(name, [*arguments, "--layer-delay-ms", str(layer_delay_ms), *options])
+        arguments += ["--tracker", self.url, "--threads", "1", "--wallet", str(self.folder / "wallet.pem")]
+        self.spawn(name, [*arguments, "--layer-delay-ms", str(layer_delay_ms), *options])
 
     def wait_node(self, name: str, *, entry_layers: Sequence[int]) -> None:
         """Until the node is known to the tracker and may be entered at all these layers."""
@@ -86,8 +86,8 @@ class Mesh:
         found = [node for node in nodes if node["node_id"].startswith(f"{name}.")]
         return bool(found) and set(entry_layers) <= set(found[0]["entry_layers"])
 
-    def _spawn(self, name: str, arguments: Sequence[str]) -> Child:
-        log = self._folder / f"{name}.log"
+    def spawn(self, name: str, arguments: Sequence[str]) -> Child:
+        log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             # A session of its own, so that Ctrl-C reaches the demo first and it stops its children in order.
             process = subprocess.Popen(  # noqa: S603 - our own command

@@ -13,16 +13,18 @@ import json
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from gguf import GGUFReader, GGUFValueType, ReaderTensor
 
 from meshnet_node.errors import LayersError, ModelFileError
+from meshnet_node.sources.source import TensorSource
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import ModelCard
 
@@ -95,10 +97,13 @@ class ModelFile:
     alignment: int
     metadata: Mapping[str, MetadataValue] = field(repr=False)
     tensors: Mapping[str, ReaderTensor] = field(repr=False)
+    """As the file lists them. Of a remote model only the table is here: weights are read from ``origin``."""
     general_name: str
+    origin: "ModelOrigin | None" = field(default=None, repr=False)
+    """Where the weights lie, if not in the file at ``path``."""
 
     @classmethod
-    def open(cls, path: Path) -> "ModelFile":
+    def open(cls, path: Path, *, origin: "ModelOrigin | None" = None) -> "ModelFile":
         """Read metadata and tensor table. Raises ModelFileError if this is no whole, undamaged GGUF model."""
         reader = _read(path)
         facts = _Facts(path, reader)
@@ -110,13 +115,16 @@ class ModelFile:
         model = cls(
             path=path,
             architecture=architecture,
-            layer_count=facts.required(f"{architecture}.block_count"),
+            # Layers that predict further tokens (MTP) stand behind the others and take no part in a pass.
+            layer_count=facts.required(f"{architecture}.block_count")
+            - (facts.integer(f"{architecture}.nextn_predict_layers") or 0),
             hidden_size=facts.required(f"{architecture}.embedding_length"),
             context_tokens=facts.required(f"{architecture}.context_length"),
             alignment=int(reader.alignment),
             metadata=facts.values(),
             tensors={tensor.name: tensor for tensor in reader.tensors},
             general_name=facts.text("general.name"),
+            origin=origin,
         )
         model._check_layers()
         return model
@@ -141,13 +149,29 @@ class ModelFile:
         value = self.metadata.get(f"{self.architecture}.{key}")
         return None if value is None or value.item_type is not None else _integer_of(value)
 
+    def has(self, key: str) -> bool:
+        """Whether the architecture's own metadata has this key."""
+        return f"{self.architecture}.{key}" in self.metadata
+
+    def flags(self, key: str) -> list[bool] | None:
+        """A yes or no for each layer, from an array of the architecture's metadata; None if there is no array."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is None or value.item_type is None or value.item_count < self.layer_count:
+            return None
+        return [bool(item) for item in value.items()[: self.layer_count]]
+
+    @property
+    def is_local(self) -> bool:
+        return self.origin is None
+
     @property
     def name(self) -> str:
         """What people call the model: ``SmolLM2-135M-Instruct`` for ``SmolLM2-135M-Instruct.Q4_1.gguf``.
 
         Publishers put the public name on the file; ``general.name`` is often a training run's.
         """
-        stem = _QUANTIZATION_SUFFIX.sub("", self.path.stem)
+        file_name = self.path.name if self.origin is None else self.origin.file_name
+        stem = _QUANTIZATION_SUFFIX.sub("", file_name.removesuffix(".gguf"))
         best = self.general_name if _NAMELESS_STEMS.fullmatch(stem) and self.general_name else stem
         return re.sub(r"[^A-Za-z0-9._]+", "-", best).strip("-.") or "model"
 
@@ -163,28 +187,66 @@ class ModelFile:
         )
 
     def fingerprint(self, cache_dir: Path) -> str:
-        """SHA-256 over the manifest, in hex; remembered under ``cache_dir`` by path, size and time of change."""
+        """SHA-256 over the manifest, in hex; remembered under ``cache_dir`` by path, size and time of change.
+
+        Of a remote model: what its origin says of the file.
+        """
+        if self.origin is not None:
+            return self.origin.fingerprint
+        return manifest_fingerprint(self.cached_manifest(cache_dir))
+
+    def cached_manifest(self, cache_dir: Path) -> "Manifest":
+        """The manifest of a local file; hashes all of it the first time."""
         state = self.path.stat()
         identity = f"{self.path.resolve()}\n{state.st_size}\n{state.st_mtime_ns}"
-        remembered = cache_dir / "fingerprints" / hashlib.sha256(identity.encode()).hexdigest()
-        if remembered.is_file() and len(text := remembered.read_text()) == 64:
-            return text
-        fingerprint = hashlib.sha256(json.dumps(self.manifest(), sort_keys=True).encode()).hexdigest()
+        remembered = cache_dir / "manifests" / hashlib.sha256(identity.encode()).hexdigest()
         try:
-            write_atomically(remembered, fingerprint.encode())
+            return msgspec.json.decode(remembered.read_bytes(), type=Manifest)
+        except (OSError, msgspec.MsgspecError):
+            manifest = self.manifest()
+        try:
+            write_atomically(remembered, msgspec.json.encode(manifest))
         except OSError as error:
             raise ModelFileError(
                 f"cannot write to {cache_dir} ({error.strerror}): make room there, or set --cache-dir"
             ) from error
-        return fingerprint
+        return manifest
 
-    def manifest(self) -> dict[str, dict[str, str]]:
+    def manifest(self) -> "Manifest":
         """One SHA-256 for every metadata value and every tensor, by name; type and shape are hashed with it."""
-        metadata = {
+        return Manifest(
+            metadata=self.metadata_hashes(),
+            tensors={name: hash_tensor(tensor, tensor.data.data) for name, tensor in self.tensors.items()},
+        )
+
+    def metadata_hashes(self) -> dict[str, str]:
+        return {
             key: hashlib.sha256(b"%d\n%b" % (value.value_type, value.raw.tobytes())).hexdigest()
             for key, value in self.metadata.items()
         }
-        return {"metadata": metadata, "tensors": {name: _hash_tensor(t) for name, t in self.tensors.items()}}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOrigin:
+    """Where the weights of a model lie whose header alone is here."""
+
+    source: TensorSource
+    file_name: str
+    fingerprint: str
+    manifest: "Manifest | None" = None
+    """To check tensors against as they arrive, where whoever has the whole file made one."""
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None
+    """Told how many bytes of how many have arrived."""
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    metadata: dict[str, str]
+    tensors: dict[str, str]
+
+
+def manifest_fingerprint(manifest: Manifest) -> str:
+    content = {"metadata": manifest.metadata, "tensors": manifest.tensors}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -195,9 +257,10 @@ def write_atomically(path: Path, data: bytes) -> None:
     temporary.replace(path)
 
 
-def _hash_tensor(tensor: ReaderTensor) -> str:
+def hash_tensor(tensor: ReaderTensor, data: Any) -> str:
+    """Of a tensor's type, shape and bytes (``data``)."""
     digest = hashlib.sha256(f"{tensor.tensor_type.name} {tensor.shape.tolist()}\n".encode())
-    digest.update(tensor.data.data)
+    digest.update(data)
     return digest.hexdigest()
 
 

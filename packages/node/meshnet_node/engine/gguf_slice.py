@@ -8,7 +8,11 @@
     output_norm, output       output_norm
 
 Tensors are written as the bytes they are. Metadata arrays with one item per layer are sliced; where an
-architecture derives something from a layer's number, that is spelled out as such an array first.
+architecture derives something from a layer's number, that is spelled out as such an array first
+(``engine/architectures.py``). Layers behind the last one that predict further tokens (MTP) are left out.
+
+A slice is first planned: its header, and which bytes of the model go where. ``slice_writer.py`` then copies
+them, from a file on this disk or from far away.
 
 The large global tensors go only where they are used:
 
@@ -19,25 +23,27 @@ The large global tensors go only where they are used:
 - layers in between need neither. Their vocabulary is declared to be a few tokens without text, which makes
   the ``token_embd`` that llama.cpp insists on a few kilobytes of zeros.
 
-Only architectures for which a test shows "split == whole, bit for bit" are accepted.
+Some architectures insist on ``output`` as well. Then the matrix that is not used is a hole in the file: it reads
+as zeros and takes neither disk nor, as nobody touches it, memory.
 """
 
-import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, ReaderTensor
 
+from meshnet_node.engine.architectures import Architecture, LayerPattern, check_cut
 from meshnet_node.engine.gguf_file import LAYER_TENSOR, MetadataValue, ModelFile
-from meshnet_node.errors import ModelFileError, UnsupportedArchitectureError
+from meshnet_node.engine.slice_writer import Copy, SlicePlan, write_slice
+from meshnet_node.errors import ModelFileError
 from meshnet_protocol.layers import LayerRange
 
-SLICE_FORMAT = 2
+SLICE_FORMAT = 3
 """Part of a cached slice's name: raise it when slices are written differently."""
 
 PLACEHOLDER_TOKENS = 32
@@ -48,78 +54,15 @@ _NOT_PER_LAYER = frozenset({"rope.dimension_sections"})
 _WRITTEN_ANEW = frozenset({"general.architecture", "general.alignment"})
 
 
-@dataclass(frozen=True, slots=True)
-class LayerPattern:
-    """Something llama.cpp would derive from a layer's number, spelled out."""
-
-    key: str
-    flags: Sequence[bool]
-    """One for each layer of the whole model."""
-    setting_key: str
-    """Metadata that turns the feature on. Layers that make no use of it are cut without it, because
-    llama.cpp aborts the process if the feature is on and no layer has it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """What must be known of a kind of model to cut it anywhere."""
-
-    patterns: Callable[[ModelFile], Sequence[LayerPattern]] = lambda _: ()
-    why_not: Callable[[ModelFile], str] = lambda _: ""
-    """A reason to refuse this very model; empty if there is none."""
-
-
-GEMMA3_WINDOW_PERIOD = 6
-"""llama.cpp's default: of six layers, the last attends to everything."""
-GEMMA3_27B_LAYERS = 62
-
-
-def _gemma3_windows(model: ModelFile) -> Sequence[LayerPattern]:
-    if not model.integer("attention.sliding_window"):
-        return ()
-    key = "gemma3.attention.sliding_window_pattern"
-    written = model.metadata.get(key)
-    if written is not None and written.item_type is not None:
-        flags = [bool(item) for item in written.items()]
-    else:
-        period = model.integer("attention.sliding_window_pattern") or GEMMA3_WINDOW_PERIOD
-        flags = [layer % period < period - 1 for layer in range(model.layer_count)]
-    return (LayerPattern(key, flags, "gemma3.attention.sliding_window"),)
-
-
-def _why_not_gemma3(model: ModelFile) -> str:
-    # llama.cpp knows the 27B model, whose attention is scaled differently, by its number of layers.
-    is_27b = model.layer_count == GEMMA3_27B_LAYERS
-    return "the 27B model's attention scale depends on its layer count" if is_27b else ""
-
-
-VERIFIED_ARCHITECTURES: dict[str, Architecture] = {
-    "llama": Architecture(),
-    "gemma3": Architecture(patterns=_gemma3_windows, why_not=_why_not_gemma3),
-}
-
-
-def check_architecture(model: ModelFile) -> Architecture:
-    """Raises UnsupportedArchitectureError unless splitting this kind of model is known to be exact."""
-    architecture = VERIFIED_ARCHITECTURES.get(model.architecture)
-    if architecture is None:
-        raise UnsupportedArchitectureError(model.architecture, VERIFIED_ARCHITECTURES)
-    if reason := architecture.why_not(model):
-        raise UnsupportedArchitectureError(model.architecture, VERIFIED_ARCHITECTURES, reason=reason)
-    return architecture
-
-
 def cached_slice(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
     """The file to load these layers from: the model's own for all of them, else a slice made at most once.
 
     Raises ModelFileError if the slice cannot be written.
     """
-    check_architecture(model)
-    model.check_range(layers)
-    if model.is_whole(layers):
+    check_cut(model, layers)
+    if model.is_whole(layers) and model.is_local:
         return model.path
-    name = f"{model.name}-{model.fingerprint(cache_dir)[:16]}-v{SLICE_FORMAT}-{layers}.gguf"
-    path = cache_dir / "slices" / name
+    path = slice_path(model, layers, cache_dir)
     try:
         if not path.is_file():
             slice_layers(model, layers, path)
@@ -130,28 +73,58 @@ def cached_slice(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
     return path
 
 
+def slice_path(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
+    """Where ``cached_slice`` keeps these layers."""
+    name = f"{model.name}-{model.fingerprint(cache_dir)[:16]}-v{SLICE_FORMAT}-{layers}.gguf"
+    return cache_dir / "slices" / name
+
+
 def slice_layers(model: ModelFile, layers: LayerRange, target_path: Path) -> None:
     """Write these layers as a GGUF of their own; readers see it whole or not at all.
 
-    Raises UnsupportedArchitectureError, LayersError, OSError.
+    Raises UnsupportedArchitectureError, LayersError, LayerKindsError, SourceError, OSError.
     """
-    architecture = check_architecture(model)
-    model.check_range(layers)
-    target_path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target_path.with_name(f".{target_path.name}.{os.getpid()}.{os.urandom(4).hex()}")
-    writer = _SliceWriter(temporary, model.architecture)
-    try:
-        _add_metadata(writer, model, layers, architecture.patterns(model))
-        for name, data, tensor_type in _tensors_of(model, layers):
-            writer.add_tensor(name, data, raw_dtype=tensor_type)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        temporary.replace(target_path)
-    finally:
-        writer.close()
-        temporary.unlink(missing_ok=True)
+    write_slice(model, plan_slice(model, layers), target_path)
+
+
+@dataclass(frozen=True, slots=True)
+class _SliceTensor:
+    """A tensor of the slice: a copy of one of the model's, or a hole."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Innermost dimension last, as numpy has it."""
+    tensor_type: GGMLQuantizationType
+    byte_count: int
+    origin: ReaderTensor | None
+
+
+def plan_slice(model: ModelFile, layers: LayerRange) -> SlicePlan:
+    """The slice's header, and where the rest of it comes from."""
+    architecture = check_cut(model, layers)
+    tensors = list(_tensors_of(model, layers, architecture))
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "header.gguf"
+        writer = _SliceWriter(path, model.architecture)
+        try:
+            _add_metadata(writer, model, layers, architecture)
+            for tensor in tensors:
+                writer.add_tensor_info(
+                    tensor.name, tensor.shape, np.dtype(np.float32), tensor.byte_count, raw_dtype=tensor.tensor_type
+                )
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+        finally:
+            writer.close()
+        header = path.read_bytes()
+    position = GGUFWriter.ggml_pad(len(header), writer.data_alignment)
+    copies: list[Copy] = []
+    for tensor in tensors:
+        if tensor.origin is not None:
+            copies.append(Copy(tensor.origin, target=position))
+        position += GGUFWriter.ggml_pad(tensor.byte_count, writer.data_alignment)
+    return SlicePlan(header=header, byte_count=position, copies=tuple(copies))
 
 
 class _SliceWriter(GGUFWriter):
@@ -183,18 +156,16 @@ def _has_vocabulary(model: ModelFile, layers: LayerRange) -> bool:
     return _is_head(layers) or _is_tail(model, layers)
 
 
-def _add_metadata(writer: _SliceWriter, model: ModelFile, layers: LayerRange, patterns: Sequence[LayerPattern]) -> None:
+def _add_metadata(writer: _SliceWriter, model: ModelFile, layers: LayerRange, architecture: Architecture) -> None:
     prefix = model.architecture
-    left_out = {*_WRITTEN_ANEW, f"{prefix}.block_count"}
+    left_out = {*_WRITTEN_ANEW, f"{prefix}.block_count", f"{prefix}.nextn_predict_layers"}
+    if not _is_head(layers):
+        left_out |= {f"{prefix}.{key}" for key in architecture.head_only_keys}
     if model.alignment != writer.data_alignment:
         writer.add_custom_alignment(model.alignment)
     writer.add_uint32(f"{prefix}.block_count", layers.layer_count)
-    for pattern in patterns:
-        left_out.add(pattern.key)
-        if any(flags := pattern.flags[layers.first : layers.next_layer]):
-            writer.add_bools(pattern.key, flags)
-        else:
-            left_out.add(pattern.setting_key)
+    for pattern in architecture.patterns(model):
+        left_out |= _add_pattern(writer, pattern, layers)
     if not _has_vocabulary(model, layers):
         left_out |= {f"{prefix}.vocab_size"} | {key for key in model.metadata if key.startswith("tokenizer.")}
         writer.add_string("tokenizer.ggml.model", "no_vocab")
@@ -205,16 +176,26 @@ def _add_metadata(writer: _SliceWriter, model: ModelFile, layers: LayerRange, pa
             writer.add_raw(key, _slice_items(value, layers) if key in per_layer else value)
 
 
+def _add_pattern(writer: _SliceWriter, pattern: LayerPattern, layers: LayerRange) -> set[str]:
+    """Returns the metadata that must not be copied then."""
+    flags = pattern.flags[layers.first : layers.next_layer]
+    if pattern.setting_key is not None and not any(flags):
+        return {pattern.key, pattern.setting_key}
+    writer.add_bools(pattern.key, flags)
+    return {pattern.key}
+
+
 def _per_layer_keys(model: ModelFile) -> frozenset[str]:
     """Metadata of the architecture with one item for each layer."""
     prefix = f"{model.architecture}."
+    item_counts = {model.layer_count, model.integer("block_count")}
     return frozenset(
         key
         for key, value in model.metadata.items()
         if key.startswith(prefix)
         and key.removeprefix(prefix) not in _NOT_PER_LAYER
         and value.item_type not in (None, GGUFValueType.STRING)
-        and value.item_count == model.layer_count
+        and value.item_count in item_counts
     )
 
 
@@ -225,29 +206,49 @@ def _slice_items(value: MetadataValue, layers: LayerRange) -> MetadataValue:
     return MetadataValue(value.value_type, value.item_type, np.frombuffer(prefix + items.tobytes(), np.uint8))
 
 
-_NamedTensor = tuple[str, npt.NDArray[Any], GGMLQuantizationType]
-
-
-def _tensors_of(model: ModelFile, layers: LayerRange) -> Iterator[_NamedTensor]:
-    yield _token_embedding_of(model, layers)
+def _tensors_of(model: ModelFile, layers: LayerRange, architecture: Architecture) -> Iterator[_SliceTensor]:
+    yield _token_embedding_of(model, layers, needs_output=architecture.needs_output)
     for name, tensor in model.tensors.items():
         if name in (_TOKEN_EMBEDDING, _OUTPUT):
             continue
         match = LAYER_TENSOR.fullmatch(name)
         if match is None:
             # Norms, scales and rope factors: small, and llama.cpp insists on some of them everywhere.
-            yield name, tensor.data, tensor.tensor_type
+            yield _copy_of(tensor, name)
         elif layers.first <= int(match[1]) <= layers.last:
-            yield f"blk.{int(match[1]) - layers.first}.{match[2]}", tensor.data, tensor.tensor_type
-    if _is_head(layers) and _is_tail(model, layers) and (output := model.tensors.get(_OUTPUT)):
-        yield _OUTPUT, output.data, output.tensor_type
+            yield _copy_of(tensor, f"blk.{int(match[1]) - layers.first}.{match[2]}")
+    output = model.tensors.get(_OUTPUT)
+    if output is None:
+        return
+    if _is_tail(model, layers) and (_is_head(layers) or architecture.needs_output):
+        yield _copy_of(output, _OUTPUT)
+    elif architecture.needs_output:
+        yield _hole_like(output, _OUTPUT) if _is_head(layers) else _placeholder(model, _OUTPUT)
 
 
-def _token_embedding_of(model: ModelFile, layers: LayerRange) -> _NamedTensor:
+def _token_embedding_of(model: ModelFile, layers: LayerRange, *, needs_output: bool) -> _SliceTensor:
     """The matrix to go by the name of the token embedding: see the module's docstring."""
     embedding = model.tensors[_TOKEN_EMBEDDING]
     if not _has_vocabulary(model, layers):
-        zeros = np.zeros((PLACEHOLDER_TOKENS, model.hidden_size), np.float32)
-        return _TOKEN_EMBEDDING, zeros, GGMLQuantizationType.F32
-    source = embedding if _is_head(layers) else model.tensors.get(_OUTPUT, embedding)
-    return _TOKEN_EMBEDDING, source.data, source.tensor_type
+        return _placeholder(model, _TOKEN_EMBEDDING)
+    if _is_head(layers):
+        return _copy_of(embedding, _TOKEN_EMBEDDING)
+    output = model.tensors.get(_OUTPUT)
+    if output is not None and needs_output:
+        return _hole_like(embedding, _TOKEN_EMBEDDING)
+    return _copy_of(output or embedding, _TOKEN_EMBEDDING)
+
+
+def _copy_of(tensor: ReaderTensor, name: str) -> _SliceTensor:
+    shape = tuple(int(size) for size in reversed(tensor.shape.tolist()))
+    return _SliceTensor(name, shape, tensor.tensor_type, int(tensor.n_bytes), tensor)
+
+
+def _hole_like(tensor: ReaderTensor, name: str) -> _SliceTensor:
+    copy = _copy_of(tensor, name)
+    return _SliceTensor(name, copy.shape, copy.tensor_type, copy.byte_count, None)
+
+
+def _placeholder(model: ModelFile, name: str) -> _SliceTensor:
+    shape = (PLACEHOLDER_TOKENS, model.hidden_size)
+    return _SliceTensor(name, shape, GGMLQuantizationType.F32, 4 * PLACEHOLDER_TOKENS * model.hidden_size, None)

@@ -91,14 +91,14 @@ class Segment:
             self._tap = HiddenTap(shape.layer_count - 1, hidden_size=shape.hidden_size, native=native_callback())
         self._model = _load_model(path, settings)
         try:
-            _check_loaded(self._model, path, shape)
+            _check_loaded(self._model, shape)
             self._context = _make_context(self._model, path, settings, self._tap)
         except BaseException:
             llama_cpp.llama_model_free(self._model)
             raise
         self._memory = llama_cpp.llama_get_memory(self._context)
         self.vocabulary_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
-        self._batch = _Batch(settings.rows_max, shape)
+        self._batch = _Batch(settings.rows_max, shape, position_planes=_position_planes(self._model, shape))
         self._is_open = True
 
     @property
@@ -164,11 +164,13 @@ class Segment:
 class _Batch:
     """A ``llama_batch`` whose arrays are made once and filled for every decode."""
 
-    def __init__(self, rows_max: int, shape: SegmentShape) -> None:
+    def __init__(self, rows_max: int, shape: SegmentShape, *, position_planes: int) -> None:
         self._takes_tokens = shape.takes_tokens
         self._tokens = np.zeros(rows_max if shape.takes_tokens else 0, np.int32)
         self._hidden = np.zeros((0 if shape.takes_tokens else rows_max, shape.hidden_size), np.float32)
         self._positions = np.zeros(rows_max, np.int32)
+        self._planes = np.zeros(rows_max * position_planes, np.int32)
+        """What llama.cpp reads: the positions of all rows, once for every plane."""
         self._slots = np.zeros(rows_max, np.int32)
         self._slot_counts = np.ones(rows_max, np.int32)
         self._slot_pointers = self._slots.ctypes.data + self._slots.itemsize * np.arange(rows_max, dtype=np.uintp)
@@ -177,7 +179,7 @@ class _Batch:
             n_tokens=0,
             token=_pointer(self._tokens, llama_cpp.llama_token) if shape.takes_tokens else None,
             embd=None if shape.takes_tokens else _pointer(self._hidden, ctypes.c_float),
-            pos=_pointer(self._positions, llama_cpp.llama_pos),
+            pos=_pointer(self._planes, llama_cpp.llama_pos),
             n_seq_id=_pointer(self._slot_counts, ctypes.c_int32),
             seq_id=_pointer(self._slot_pointers, ctypes.POINTER(llama_cpp.llama_seq_id)),
             logits=_pointer(self._outputs, ctypes.c_int8),
@@ -200,8 +202,16 @@ class _Batch:
             self._slots[part] = rows.slot
             self._outputs[part] = all_outputs
             self._outputs[end - 1] = all_outputs or rows.wants_logits
+        self._fill_planes(end)
         self.batch.n_tokens = end
         return end
+
+    def _fill_planes(self, row_count: int) -> None:
+        """Text stands at the same place in time, height and width; the last plane of several is unused, and 0."""
+        plane_count = len(self._planes) // len(self._positions)
+        for plane in range(max(1, plane_count - 1)):
+            self._planes[plane * row_count : (plane + 1) * row_count] = self._positions[:row_count]
+        self._planes[max(1, plane_count - 1) * row_count : plane_count * row_count] = 0
 
 
 def _pointer(array: npt.NDArray[Any], item: Any) -> Any:
@@ -218,14 +228,19 @@ def _load_model(path: Path, settings: SegmentSettings) -> Any:
     return model
 
 
-def _check_loaded(model: Any, path: Path, shape: SegmentShape) -> None:
-    if llama_cpp.llama_model_rope_type(model) not in _ONE_POSITION_ROPE_TYPES:
-        raise ModelFileError(f"{path} uses multi-dimensional positions (M-RoPE), which cannot be split yet")
+def _check_loaded(model: Any, shape: SegmentShape) -> None:
     assert llama_cpp.llama_model_n_layer(model) == shape.layer_count
     assert llama_cpp.llama_model_n_embd(model) == shape.hidden_size
 
 
-_ONE_POSITION_ROPE_TYPES = frozenset({-1, 0, 2})  # enum llama_rope_type: none, norm, neox
+_MULTI_ROPE_TYPES = frozenset({8, 24, 40})  # enum llama_rope_type: mrope, vision, imrope
+_MULTI_ROPE_PLANES = 4
+
+
+def _position_planes(model: Any, shape: SegmentShape) -> int:
+    """How many positions llama.cpp reads for each row. It expands those of tokens itself, those of states not."""
+    is_multi = llama_cpp.llama_model_rope_type(model) in _MULTI_ROPE_TYPES
+    return _MULTI_ROPE_PLANES if is_multi and not shape.takes_tokens else 1
 
 
 def _make_context(model: Any, path: Path, settings: SegmentSettings, tap: HiddenTap | None) -> Any:

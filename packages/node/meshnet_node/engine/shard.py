@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshnet_node.engine.architectures import check_context, check_cut
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.segment import Segment, SegmentSettings, SegmentShape
@@ -76,8 +77,12 @@ class Generation:
 def load_generation(
     model: ModelFile, shard: LayerRange, pieces: Iterable[LayerRange], options: EngineOptions, *, number: int
 ) -> Generation:
-    """Slice and load. Blocks for as long as copying the layers takes; raises ModelFileError, LayersError."""
+    """Slice and load. Blocks for as long as copying the layers takes; raises ModelFileError, LayersError,
+    LayerKindsError, SettingsError."""
     pieces = tuple(pieces)
+    check_context(model, options.context_tokens)
+    for piece in pieces:  # before any of them costs time
+        check_cut(model, piece)
     segments: list[Segment] = []
     try:
         segments.extend(_load_segment(model, piece, options) for piece in pieces)

@@ -25,8 +25,9 @@ from typing import Any, Self
 import numpy as np
 
 from meshnet_node.engine import exactness
+from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
-from meshnet_node.engine.gguf_slice import check_architecture
+from meshnet_node.engine.held_file import HeldFile, held_file
 from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepResult, StepWork, rows_of_step
@@ -59,11 +60,11 @@ class Engine:
         """Use ``load``."""
         self.card = card
         self.exactness = proven
-        self.shard = generation.shard
+        self.shard: LayerRange = generation.shard
         self.hidden_size = model.hidden_size
         self.options = options
         self.vocabulary = Vocabulary(model.path)
-        self._model = model
+        self.model = model
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
         self._current = generation
@@ -78,7 +79,7 @@ class Engine:
     @classmethod
     def load(
         cls,
-        path: Path,
+        path: Path | ModelFile,
         shard: LayerRange | None,
         options: EngineOptions,
         *,
@@ -86,17 +87,18 @@ class Engine:
     ) -> Self:
         """Slice, load and start (None: all layers): blocks for as long as reading them takes.
 
-        Raises ModelFileError, UnsupportedArchitectureError, LayersError, NotExactError.
+        Raises ModelFileError, UnsupportedArchitectureError, LayersError, LayerKindsError, NotExactError.
         """
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        model = ModelFile.open(path)
+        model = ModelFile.open(path) if isinstance(path, Path) else path
         check_architecture(model)
         shard = shard or LayerRange(0, model.layer_count - 1)
         model.check_range(shard)
         card = model.card(options.cache_dir)
         # Beyond the context it was trained on a model only talks nonsense.
         options = replace(options, context_tokens=min(options.context_tokens, card.context_tokens))
-        generation = load_generation(model, shard, shard.cut_at(entry_layers), options, number=0)
+        pieces = shard.cut_at(enterable_at(model, shard, entry_layers))
+        generation = load_generation(model, shard, pieces, options, number=0)
         try:
             return cls(model, card, generation, options, exactness.prove(generation, options))
         except BaseException:
@@ -108,6 +110,10 @@ class Engine:
         """Layers at which a session may enter now; the shard's first is always one of them."""
         return self._current.entry_layers
 
+    def held_file(self) -> HeldFile:
+        """The part of the model's file that is on this machine, to be handed on. Reads files."""
+        return held_file(self.model, self._current.pieces, self.options.cache_dir)
+
     @property
     def queue_depth(self) -> int:
         """Sessions that are open."""
@@ -118,6 +124,10 @@ class Engine:
         """Positions held: of open sessions, and remembered of ended ones."""
         with self._lock:
             return sum(session.next_position for session in self._open_sessions) + self._slots.remembered_tokens
+
+    @property
+    def kv_tokens_max(self) -> int:
+        return self.options.slots * self.options.context_tokens
 
     @property
     def generation_count(self) -> int:
@@ -240,13 +250,13 @@ class Engine:
 
     def _recut(self, entry_layers: frozenset[int]) -> None:
         with self._cutting:
-            pieces = self.shard.cut_at(entry_layers)
+            pieces = self.shard.cut_at(enterable_at(self.model, self.shard, entry_layers))
             with self._lock:
                 self._check_open()
                 old = self._current
             if pieces == old.pieces:
                 return
-            new = load_generation(self._model, self.shard, pieces, self.options, number=old.number + 1)
+            new = load_generation(self.model, self.shard, pieces, self.options, number=old.number + 1)
             with self._lock:
                 self._generations.append(new)
                 self._current = new

@@ -1,0 +1,121 @@
+"""``meshnet model``: which models are here, fetching layers ahead of time, and what a cut would need."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from meshnet_cli.node_command import parse_layers
+from meshnet_cli.paths import default_cache_dir
+from meshnet_cli.tables import add_row, plain_table
+from meshnet_node.engine.api import EngineOptions, megabytes
+from meshnet_node.model_catalog import default_cuts, kept_files, needs_at, pull
+from meshnet_node.model_source import open_model
+from meshnet_node.sources.progress import log_progress
+from meshnet_node.sources.remote import ReportProgress
+from meshnet_protocol.layers import LayerRange
+
+CACHE_DIR_DEFAULT = default_cache_dir()
+
+model_app = typer.Typer(help="Look at models, and fetch layers of them ahead of time.", no_args_is_help=True)
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        envvar="MESHNET_MODEL",
+        help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME, or 'smollm2'.",
+    ),
+]
+CacheDir = Annotated[Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where layers of models are kept.")]
+Tracker = Annotated[str, typer.Option(envvar="MESHNET_TRACKER", help="Whom to ask for mesh: models.")]
+
+
+@model_app.command("list")
+def list_models(cache_dir: CacheDir = CACHE_DIR_DEFAULT) -> None:
+    """Show the models, and layers of models, that are on this machine."""
+    files = kept_files(cache_dir)
+    table = plain_table("models on this machine")
+    for column in ("model", "kind", "size", "file"):
+        table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
+    for file in files:
+        add_row(table, file.name, file.kind, megabytes(file.byte_count), str(file.path))
+    if files:
+        Console().print(table)
+    else:
+        print("No model is here yet. Fetch one: meshnet model pull owner/repository:file.gguf --layers 0-15")
+
+
+@model_app.command("pull")
+def pull_model(
+    model: Model,
+    layers: Annotated[
+        LayerRange | None,
+        typer.Option(
+            envvar="MESHNET_LAYERS", parser=parse_layers, metavar="FIRST-LAST", help="Layers to fetch. Default: all."
+        ),
+    ] = None,
+    cache_dir: CacheDir = CACHE_DIR_DEFAULT,
+    tracker: Tracker = "http://127.0.0.1:8090",
+) -> None:
+    """Fetch layers of a model, so that a node starts at once later. Goes on where it was interrupted.
+
+    Example: meshnet model pull someone/Some-Model-GGUF:some-model-q8_0.gguf --layers 0-15
+    """
+    with progress_on_terminal() as progress:
+        path = pull(open_model(model, cache_dir=cache_dir, tracker=tracker, progress=progress), layers, cache_dir)
+    print(path)
+
+
+@model_app.command("inspect")
+def inspect_model(
+    model: Model,
+    cut: Annotated[
+        list[int] | None,
+        typer.Option(envvar="MESHNET_CUT", help="First layer of the second node; may be given several times."),
+    ] = None,
+    slots: Annotated[int, typer.Option(min=1, envvar="MESHNET_SLOTS", help="Chats at the same time.")] = 4,
+    context_tokens: Annotated[
+        int, typer.Option(min=64, envvar="MESHNET_CONTEXT_TOKENS", help="Longest chat, per slot.")
+    ] = 4096,
+    cache_dir: CacheDir = CACHE_DIR_DEFAULT,
+    tracker: Tracker = "http://127.0.0.1:8090",
+) -> None:
+    """Show what a model is, and what the two sides of a cut would need in memory. Fetches its header only."""
+    opened = open_model(model, cache_dir=cache_dir, tracker=tracker, progress=log_progress)
+    options = EngineOptions(cache_dir, slots=slots, context_tokens=context_tokens)
+    needs = needs_at(opened, cut or default_cuts(opened), options)
+    print(
+        f"{opened.name}: {opened.architecture}, {opened.layer_count} layers of {opened.hidden_size}, trained for "
+        f"{opened.context_tokens} tokens, {megabytes(opened.path.stat().st_size)}"
+    )
+    table = plain_table(f"memory for {slots} slots of {context_tokens} tokens")
+    for column in ("cut", "layers", "weights", "KV cache", "buffers", "in all"):
+        table.add_column(column, justify="right")
+    for need in needs:
+        if need.problem:
+            add_row(table, str(need.cut), need.problem)
+        for layers, side in need.sides:
+            figures = (side.weights, side.cache, side.buffers, side.total)
+            add_row(table, str(need.cut), str(layers), *map(megabytes, figures))
+    Console().print(table)
+
+
+@contextmanager
+def progress_on_terminal() -> Iterator[ReportProgress]:
+    """A bar on a terminal, log lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield log_progress
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+
+        def bar(what: str) -> Callable[[int, int], None]:
+            task = bars.add_task(what, total=None)
+            return lambda done, total: bars.update(task, completed=done, total=total)
+
+        yield bar

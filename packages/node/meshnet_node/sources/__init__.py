@@ -1,0 +1,1 @@
+"""Where a model's bytes come from."""

@@ -1,0 +1,102 @@
+"""``mesh:MODEL``: the model as other nodes have it, so that a mesh without internet can grow.
+
+The tracker says who serves the model. Each of those nodes offers the parts it holds as ranges of the whole file
+(``model_server.py``); together they usually hold all of it. A node with the whole file offers its manifest
+too, and every tensor that arrives is checked against it.
+"""
+
+import re
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from meshnet_node.engine.gguf_file import Manifest, ModelFile, manifest_fingerprint
+from meshnet_node.errors import SourceError
+from meshnet_node.sources.http import HttpSource
+from meshnet_node.sources.remote import ReportProgress, open_remote
+from meshnet_protocol.messages import SharedFile
+
+REQUEST_TIMEOUT_S = 10.0
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+
+
+class MeshSource:
+    """Several nodes' parts of one file."""
+
+    def __init__(self, sources: list[HttpSource]) -> None:
+        self._sources = sources
+
+    def read(self, start: int, end: int) -> bytes:
+        data = bytearray()
+        while start + len(data) < end:
+            data += self._read_some(start + len(data), end)
+        return bytes(data)
+
+    def _read_some(self, start: int, end: int) -> bytes:
+        """From the first node that has what stands at ``start``."""
+        reasons = []
+        for source in list(self._sources):
+            try:
+                return source.read_some(start, end)
+            except SourceError as error:
+                reasons.append(str(error))
+        raise SourceError(f"no node of the mesh has bytes {start} to {end} of the model: {'; '.join(reasons)}")
+
+
+def open_mesh(tracker: str, model: str, cache_dir: Path, progress: ReportProgress) -> ModelFile:
+    """``model``: public name or model key. Raises SourceError."""
+    nodes = _nodes_with(tracker, model)
+    keys = sorted({key for key, _ in nodes})
+    if len(keys) > 1:
+        raise SourceError(f"the mesh has several models called {model!r}; choose one: mesh:{', mesh:'.join(keys)}")
+    if not keys:
+        raise SourceError(f"no node of the mesh at {tracker} serves {model!r}; look with: meshnet model list")
+    offers = [(url, offer) for _, url in nodes if (offer := _offer(url, keys[0])) is not None]
+    if not offers:
+        raise SourceError(f"no node of {keys[0]} can be reached for its file; try again when one is up")
+    shared = offers[0][1]
+    manifest = next((found for url, offer in offers if offer.has_manifest and (found := _manifest(url, keys[0]))), None)
+    if manifest is not None and manifest_fingerprint(manifest) != shared.fingerprint:
+        raise SourceError(f"the manifest of {keys[0]} is not the one its fingerprint names; do not trust that node")
+    same = [url for url, offer in offers if offer.fingerprint == shared.fingerprint]
+    source = MeshSource([HttpSource(_file_url(url, keys[0])) for url in same])
+    return open_remote(
+        source, shared.file_name, shared.byte_count, shared.fingerprint, cache_dir, progress, manifest=manifest
+    )
+
+
+def _nodes_with(tracker: str, model: str) -> list[tuple[str, str]]:
+    """Model key and address of every node that serves it."""
+    try:
+        response = httpx.get(f"{tracker.rstrip('/')}/v1/nodes", timeout=REQUEST_TIMEOUT_S)
+        response.raise_for_status()
+        nodes = response.json()["nodes"]
+        return [(n["model"], n["url"]) for n in nodes if model in (n["model"], n["model"].rpartition("@")[0])]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"the tracker at {tracker} cannot say who has {model!r} ({error}); is it up?") from error
+
+
+def _file_url(url: str, model_key: str) -> str:
+    return f"{url.rstrip('/')}/v1/models/{quote(model_key, safe='')}/file"
+
+
+def _offer(url: str, model_key: str) -> SharedFile | None:
+    try:
+        response = httpx.get(_file_url(url, model_key).removesuffix("/file"), timeout=REQUEST_TIMEOUT_S)
+        response.raise_for_status()
+        offer = msgspec.json.decode(response.content, type=SharedFile)
+        return offer if _FINGERPRINT.fullmatch(offer.fingerprint) and offer.byte_count > 0 else None
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return None
+
+
+def _manifest(url: str, model_key: str) -> Manifest | None:
+    try:
+        address = _file_url(url, model_key).removesuffix("/file") + "/manifest"
+        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S)
+        response.raise_for_status()
+        return msgspec.json.decode(response.content, type=Manifest)
+    except (httpx.HTTPError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,164 @@
+"""Composition root of a node in front of another server: see ``upstream.py``."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import uuid4
+
+import aiohttp
+import msgspec
+import structlog
+from aiohttp import web
+
+from meshnet_node.chat_writer import error_body
+from meshnet_node.errors import NodeError, PlanError, RequestError
+from meshnet_node.head import new_session_id
+from meshnet_node.http_guard import own_callers_only
+from meshnet_node.server import (
+    BODY_BYTES_MAX,
+    DRAIN_LOOK_PERIOD_S,
+    SSE_DONE,
+    NodeIdentity,
+    bind,
+    error_response,
+    run_node,
+    serving,
+    start_sse,
+)
+from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_client import Membership, TrackerClient
+from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
+from meshnet_node.wallet import Wallet
+from meshnet_protocol.ids import Incarnation
+from meshnet_protocol.messages import LayerSpan, PlannedHop, Registration, RoutePlan
+
+log = structlog.get_logger()
+
+
+class UpstreamApp:
+    """The HTTP face of such a node."""
+
+    def __init__(self, identity: NodeIdentity, upstream: Upstream, tickets: TicketGate) -> None:
+        self._identity = identity
+        self._upstream = upstream
+        self._tickets = tickets
+
+    def build(self) -> web.Application:
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
+        app.router.add_post("/v1/chat/completions", self.serve_chat)
+        app.router.add_get("/health", self.serve_health)
+        return app
+
+    async def serve_health(self, _request: web.Request) -> web.Response:
+        model_key, depth = self._upstream.card.model_key, self._upstream.queue_depth
+        return web.json_response(
+            {"status": "ok", "node_id": self._identity.node_id, "model": model_key, "sessions": depth}
+        )
+
+    async def serve_chat(self, request: web.Request) -> web.StreamResponse:
+        try:
+            body = msgspec.json.decode(await request.read(), type=dict[str, object])
+        except msgspec.MsgspecError as error:
+            return error_response(RequestError(f"the request body is not a chat request: {error}"))
+        response: web.StreamResponse | None = None
+        try:
+            with self._tickets.claim(self._plan_of(body)) as permit:
+                permit.is_spent = True
+                if not body.get("stream", True):
+                    return web.Response(body=await self._upstream.collect(body), content_type="application/json")
+                async with self._upstream.open_chat(body) as events:
+                    response = await start_sse(request)
+                    async for data in events:
+                        await response.write(b"data: " + data + b"\n\n")
+        except NodeError as error:
+            if response is None:
+                return error_response(error)
+            await response.write(b"data: " + msgspec.json.encode({"error": error_body(error)}) + b"\n\n")
+        await response.write(SSE_DONE)
+        await response.write_eof()
+        return response
+
+    def _plan_of(self, body: dict[str, object]) -> RoutePlan:
+        """The request's plan, else one of this node alone. Raises RequestError or PlanError."""
+        me, model_key = self._identity.node_id, self._upstream.card.model_key
+        if (told := body.get("meshnet")) is None:
+            alone = PlannedHop(node_id=me, url="", start_layer=0, end_layer=self._upstream.shard.last)
+            return RoutePlan(session_id=new_session_id(), model_key=model_key, hops=(alone,))
+        try:
+            plan = msgspec.convert(told, RoutePlan)
+        except msgspec.ValidationError as error:
+            raise RequestError(f"the request's plan is none: {error}") from error
+        if plan.model_key != model_key or [hop.node_id for hop in plan.hops] != [me]:
+            raise PlanError(f"the plan is for {plan.model_key} on other nodes than {me}")
+        return plan
+
+
+async def serve_upstream(
+    settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
+) -> None:
+    """Find the upstream's model, measure it, join the mesh, serve until ``stop``; then drain and leave."""
+    assert settings.upstream is not None
+    wallet = Wallet.load_or_create(settings.wallet)
+    patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
+    with bind(settings.host, settings.port) as listener:
+        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX) as http:
+            card = await find_card(http, settings.upstream, settings.model_name, key=settings.upstream_key)
+            upstream = Upstream(http, settings.upstream, card, key=settings.upstream_key)
+            tokens_per_s = await upstream.measure_tokens_per_s()
+            log.info("measured", upstream=settings.upstream, model=card.name, tokens_per_s=round(tokens_per_s, 1))
+            on_loaded()
+            await _serve(settings, wallet, upstream, tokens_per_s, listener, http, stop)
+
+
+async def _serve(
+    settings: NodeSettings,
+    wallet: Wallet,
+    upstream: Upstream,
+    tokens_per_s: float,
+    listener: socket.socket,
+    http: aiohttp.ClientSession,
+    stop: asyncio.Event,
+) -> None:
+    port = int(listener.getsockname()[1])
+    identity = NodeIdentity(
+        wallet=wallet,
+        instance=settings.instance_name(port),
+        incarnation=Incarnation(uuid4().hex),
+        url=settings.advertised_url(port),
+        shard=upstream.shard,
+    )
+
+    def registration() -> Registration:
+        return Registration(
+            wallet=wallet.wallet_id,
+            instance=identity.instance,
+            incarnation=identity.incarnation,
+            shard=LayerSpan.of(upstream.shard),
+            model=upstream.card,
+            url=identity.url,
+            layer_tokens_per_s=tokens_per_s,
+            entry_layers=upstream.entry_layers,
+            slots=settings.slots,
+        )
+
+    membership = Membership.of(settings, wallet)
+    client = TrackerClient(http, settings.tracker, upstream, upstream, registration, membership)
+    tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
+    async with asyncio.TaskGroup() as tasks, serving(UpstreamApp(identity, upstream, tickets).build(), listener):
+        log.info("serving", node_id=identity.node_id, url=identity.url)
+        running = tasks.create_task(client.run(), name="membership")
+        await stop.wait()
+        client.start_draining()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settings.drain_timeout_s):
+                while upstream.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
+                    await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
+        running.cancel()
+        await client.leave()
+
+
+def run_upstream(settings: NodeSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
+    run_node(settings, serve_upstream)
