@@ -17,6 +17,7 @@ from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
     CloseSession,
     FrameHeader,
+    Greeting,
     OpenSession,
     SessionFailed,
     SessionOpened,
@@ -32,6 +33,8 @@ SILENCE_S_MAX = 60.0
 """Longest time a session waits without any reply. Replies reset it, so steps may queue behind each other."""
 SILENCE_MARGIN_S = 5.0
 """More for each further hop: the hop next to a silent one is the first to notice, and names the right culprit."""
+GREETING_S_MAX = 5.0
+"""How long the other end may take to say which protocol and which weights it has."""
 PING_PERIOD_S = 60.0
 """Pongs queue behind the rows of a prompt on the same socket, and a slow uplink may take half a minute for those."""
 
@@ -167,8 +170,10 @@ class HopLink:
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    continue
+                    raise RemoteProtocolError(f"a {message.type.name} message where a binary frame is due")
                 header, _ = decode_frame(message.data)
+                if isinstance(header, Greeting):
+                    raise RemoteProtocolError("a second greeting")
                 if (session := self._sessions.get(_session_of(header))) is not None:
                     session.accept(header)
         except RemoteProtocolError as error:
@@ -184,5 +189,5 @@ class HopLink:
             await self._socket.close()
 
 
-def _session_of(header: FrameHeader) -> SessionId:
+def _session_of(header: OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession) -> SessionId:
     return header.plan.session_id if isinstance(header, OpenSession) else header.session_id

@@ -22,7 +22,7 @@ from meshnet_node.errors import PlanError, RemoteHopError, TicketError
 from meshnet_node.link import DownstreamSession
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
-from meshnet_protocol.frames import OpenSession, Step
+from meshnet_protocol.frames import Greeting, OpenSession, Step
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
@@ -113,6 +113,11 @@ class HopSession:
         )
 
 
+def greeting_of(node_id: NodeId, engine: Engine) -> Greeting:
+    """What this node says first on every link."""
+    return Greeting(node_id=node_id, fingerprint=engine.card.fingerprint, hidden_size=engine.hidden_size)
+
+
 class HopService:
     """Opens sessions at this node, whoever asks for them: ``tickets`` says who may. Without it, anybody may."""
 
@@ -129,6 +134,7 @@ class HopService:
         self.admission = admission or Admission(engine)
         self._links = links
         self._tickets = tickets
+        self.greeting = greeting_of(node_id, engine)
 
     @asynccontextmanager
     async def open_hop_session(self, request: OpenSession) -> AsyncIterator[HopSession]:

@@ -33,7 +33,7 @@ from meshnet_node.link_server import LinkServer
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
 from meshnet_node.placement import layers_that_help
-from meshnet_node.relay import HopService
+from meshnet_node.relay import HopService, greeting_of
 from meshnet_node.settings import NodeSettings, is_loopback
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
@@ -246,7 +246,7 @@ async def _serve_shard(
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
-        links = LinkPool(http, tasks)
+        links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
         membership = Membership.of(settings, identity.wallet)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
