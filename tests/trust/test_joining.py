@@ -220,3 +220,18 @@ async def test_a_node_that_gives_another_ones_address_is_found_out() -> None:
 
         other.node_id = node.node_id
         assert (await owner.say("register", node))[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/suggest?model=tiny&layers=3"])
+async def test_on_a_tracker_with_keys_those_who_may_join_can_ask_who_is_there_and_others_cannot(path: str) -> None:
+    keys: dict[str, Any] = {"admin_keys": ("the-owners-own-key",), "join_tokens": (TOKEN,)}
+    async with running_tracker(**keys) as tracker:
+        tracker.register("whole", "0-39")
+        friend, stranger = NodeVoice(tracker.url, join_token=TOKEN), NodeVoice(tracker.url)
+        assert (await friend.ask(path))[0] == 200
+        status, answer = await stranger.ask(path)
+        assert (status, answer["error"]["code"]) == (403, "not_admitted")
+        status, answer = await friend.ask(path, signs=path + "&more")
+        assert (status, answer["error"]["code"]) == (401, "bad_signature")
+        status, answer = await friend.ask("/v1/events")
+        assert (status, answer["error"]["code"]) == (401, "invalid_api_key")

@@ -37,6 +37,7 @@ from meshnet_node.relay import HopService, greeting_of
 from meshnet_node.settings import NodeSettings, is_loopback
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
@@ -175,9 +176,9 @@ async def serving(app: web.Application, listener: socket.socket) -> AsyncIterato
         await runner.cleanup()
 
 
-def load_engine(settings: NodeSettings) -> Engine:
+def load_engine(settings: NodeSettings, tracker: TrackerReads) -> Engine:
     """Blocking. Raises NodeError, fit to be shown to a person."""
-    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=settings.tracker)
+    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=tracker)
     options = EngineOptions(
         threads=settings.threads,
         slots=settings.slots,
@@ -190,7 +191,7 @@ def load_engine(settings: NodeSettings) -> Engine:
     )
     shard = settings.layers or LayerRange(0, model.layer_count - 1)
     if settings.asks_for_layers:
-        shard = layers_that_help(model, settings.tracker, options)
+        shard = layers_that_help(model, tracker, options)
     check_memory(model, shard, options, available=available_memory())
     log.info("loading", model=model.name, layers=str(shard))
     return Engine.load(model, shard, options)
@@ -200,23 +201,23 @@ async def serve_node(
     settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
 ) -> None:
     """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
-    wallet = Wallet.load_or_create(settings.wallet)
+    membership = Membership.of(settings, Wallet.load_or_create(settings.wallet))
     with bind(settings.host, settings.port) as listener:
-        engine = await asyncio.to_thread(load_engine, settings)
+        engine = await asyncio.to_thread(load_engine, settings, TrackerReads(settings.tracker, membership))
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
             log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
             port = int(listener.getsockname()[1])
             identity = NodeIdentity(
-                wallet=wallet,
+                wallet=membership.wallet,
                 instance=settings.instance_name(port),
                 incarnation=Incarnation(uuid4().hex),
                 url=settings.advertised_url(port),
                 shard=engine.shard,
             )
             on_loaded()
-            await _serve_shard(settings, identity, engine, layer_tokens_per_s, listener, stop)
+            await _serve_shard(settings, identity, membership, engine, layer_tokens_per_s, listener, stop)
         finally:
             await asyncio.to_thread(engine.close)
 
@@ -224,6 +225,7 @@ async def serve_node(
 async def _serve_shard(
     settings: NodeSettings,
     identity: NodeIdentity,
+    membership: Membership,
     engine: Engine,
     layer_tokens_per_s: float,
     listener: socket.socket,
@@ -248,7 +250,6 @@ async def _serve_shard(
     async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
-        membership = Membership.of(settings, identity.wallet)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
         tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
         async with serving(NodeApp(identity, engine, links, admission, tickets).build(), listener):

@@ -24,6 +24,8 @@ BOOT_HEADER = "x-meshnet-boot"
 SEQUENCE_HEADER = "x-meshnet-sequence"
 SIGNATURE_HEADER = "x-meshnet-signature"
 JOIN_HEADER = "x-meshnet-join"
+WALLET_HEADER = "x-meshnet-wallet"
+"""Whose signature it is, where the body does not say so."""
 
 PUBLIC_KEY_CHARS = 64
 BOOT_CHARS_MAX = 64

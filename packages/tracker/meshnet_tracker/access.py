@@ -3,6 +3,7 @@
     surface   what                                        opened by
     public    /health, the login page, the page's files   nobody needs a key
     node      what nodes say of themselves                their wallets' signatures (``node_auth.py``)
+    member    what a node must know before it joins       a signature by who may join, or the admin key
     client    the OpenAI endpoints                        an API key or the admin key
     admin     everything else                             the admin key, or a login with it
 
@@ -21,10 +22,13 @@ import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum, StrEnum
 
+from meshnet_protocol.proofs import SIGNATURE_HEADER
+
 LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
 LOGIN_COOKIE = "meshnet_login"
 LOGIN_S = 12 * 3600
 OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health")
+MEMBER_PATHS = frozenset({"/v1/nodes", "/v1/nodes/suggest"})
 NODE_PATHS = frozenset(f"/v1/nodes/{verb}" for verb in ("greeting", "register", "heartbeat", "leave"))
 _PUBLIC_PATH = re.compile(r"/health|/login|/logout|/ui(/.*)?")
 
@@ -32,6 +36,7 @@ _PUBLIC_PATH = re.compile(r"/health|/login|/logout|/ui(/.*)?")
 class Surface(StrEnum):
     PUBLIC = "public"
     NODE = "node"
+    MEMBER = "member"
     CLIENT = "client"
     ADMIN = "admin"
 
@@ -39,7 +44,9 @@ class Surface(StrEnum):
 class Role(IntEnum):
     NOBODY = 0
     CLIENT = 1
-    ADMIN = 2
+    SIGNER = 2
+    """Has signed the request; whether by a wallet that may is for the endpoint to check."""
+    ADMIN = 3
 
 
 class Refusal(StrEnum):
@@ -55,6 +62,8 @@ def surface_of(path: str) -> Surface:
         return Surface.PUBLIC
     if path in NODE_PATHS:
         return Surface.NODE
+    if path in MEMBER_PATHS:
+        return Surface.MEMBER
     return Surface.CLIENT if OPENAI_PATH.fullmatch(path) else Surface.ADMIN
 
 
@@ -75,6 +84,8 @@ class Access:
         if not self.is_guarded:
             return Role.ADMIN
         role = self._roles.get(_hash(_bearer_of(headers)), Role.NOBODY)
+        if role is Role.NOBODY and SIGNATURE_HEADER.encode() in headers:
+            return Role.SIGNER
         if role is Role.NOBODY and is_own_page and self._is_logged_in(headers.get(b"cookie", b""), now):
             return Role.ADMIN
         return role
@@ -82,6 +93,8 @@ class Access:
     def refusal(self, surface: Surface, role: Role) -> Refusal | None:
         """Why somebody of this role may not use the surface; None: they may."""
         if surface in (Surface.PUBLIC, Surface.NODE) or role is Role.ADMIN:
+            return None
+        if surface is Surface.MEMBER and role is Role.SIGNER:
             return None
         if surface is Surface.CLIENT:
             return None if role is Role.CLIENT else Refusal.WRONG_KEY

@@ -67,7 +67,7 @@ class TrackerApp:
             await _answer_preflight(headers, send_with_id)
         elif not is_openai and (error := self._foreign(scope, headers)) is not None:
             await send_error(send_with_id, error)
-        elif (refusal := self._refusal(path, headers)) is not None:
+        elif (refusal := self._refusal(scope, headers)) is not None:
             await _refuse(refusal, path, send_with_id)
         elif path not in (CHAT_PATH, COMPLETION_PATH):
             await self._rest(scope, receive, send_with_id)
@@ -76,9 +76,10 @@ class TrackerApp:
         else:
             await self._chat(scope, receive, send_with_id)
 
-    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> Refusal | None:
+    def _refusal(self, scope: Scope, headers: dict[bytes, bytes]) -> Refusal | None:
         role = self._access.role_of(headers, is_own_page=_is_own_origin(headers), now=self._wall_clock())
-        return self._access.refusal(surface_of(path), role)
+        scope["state"]["role"] = role
+        return self._access.refusal(surface_of(scope["path"]), role)
 
     def _foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> HttpError | None:
         """Why this is not for the page, or under the name, that it comes from; None: it is."""

@@ -13,27 +13,23 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from meshnet_protocol.messages import LayerSpan, LayersSuggestion
 from meshnet_tracker.access import Access
 from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
-from meshnet_tracker.fleet import Fleet, FleetEvent, FleetNode, ServedModel
+from meshnet_tracker.fleet import Fleet, FleetEvent, ServedModel
 from meshnet_tracker.node_api import add_node_endpoints
 from meshnet_tracker.node_auth import NodeAuth
 from meshnet_tracker.node_probe import NodeProbe
+from meshnet_tracker.node_reads import add_node_reads
 from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
-from meshnet_tracker.overview import node_state
-from meshnet_tracker.placement import HeldShard, suggest_layers
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.ticket_office import TicketOffice
-
-LAYERS_MAX = 100_000
 
 
 class TrackerParts(Protocol):
@@ -58,6 +54,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     _add_model_endpoints(app, parts)
     _add_observer_endpoints(app, parts)
     add_node_endpoints(app, parts)
+    add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
     add_pages(app, parts.access)
 
@@ -102,26 +99,6 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         next_after = found[-1]["id"] if found else parts.events.last_id
         return _json({"events": found, "next_after": next_after})
 
-    @app.get("/v1/nodes")
-    async def nodes() -> Response:
-        now = time.monotonic()
-        return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
-
-    @app.get("/v1/nodes/suggest")
-    async def suggest(
-        model: str,
-        layers: Annotated[int, Query(ge=1, le=LAYERS_MAX)],
-        layer_tokens_per_s: Annotated[float | None, Query(gt=0, allow_inf_nan=False)] = None,
-    ) -> Response:
-        """Where a new node of at most so many layers would help the model most, and why."""
-        served = parts.router.resolve_model(model)
-        held = [HeldShard(node.shard, node.layer_tokens_per_s) for node in served.ready_nodes()]
-        suggestion = suggest_layers(
-            held, layer_count=served.card.layer_count, layers_max=layers, layer_tokens_per_s=layer_tokens_per_s
-        )
-        span = LayerSpan.of(suggestion.layers)
-        return _json(LayersSuggestion(model_key=served.model_key, layers=span, reason=suggestion.reason))
-
 
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(TrackerError)
@@ -154,27 +131,6 @@ def _live_models(parts: TrackerParts) -> list[ServedModel]:
 
 def _model_object(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "meshnet"}
-
-
-def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
-    beat = node.heartbeat
-    return {
-        "node_id": node.node_id,
-        "model": node.model_key,
-        "shard": str(node.shard),
-        "state": node_state(node),
-        "url": node.registration.url,
-        "entry_layers": sorted(node.entry_layers),
-        "wanted_entry_layers": fleet.wanted_entry_layers(node.node_id),
-        "queue_depth": node.queue_depth,
-        "slots": node.registration.slots,
-        "active_slots": beat.active_slots if beat else 0,
-        "kv_tokens": beat.kv_tokens if beat else 0,
-        "kv_tokens_max": beat.kv_tokens_max if beat else 0,
-        "exactness": msgspec.to_builtins(node.registration.exactness),
-        "layer_tokens_per_s": node.layer_tokens_per_s,
-        "heartbeat_age_s": max(0.0, now - node.heard_at),
-    }
 
 
 def _json(value: Any) -> Response:

@@ -5,12 +5,11 @@ wallet may join, the account can be true, and the tracker has reached the node a
 """
 
 import time
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 
-from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import Incarnation, WalletId
 from meshnet_protocol.messages import (
     Heartbeat,
@@ -21,9 +20,9 @@ from meshnet_protocol.messages import (
     TrackerGreeting,
 )
 from meshnet_protocol.proofs import Proof
-from meshnet_tracker.errors import BadSignatureError, RegistrationRefusedError, StaleProofError
+from meshnet_tracker.errors import RegistrationRefusedError, StaleProofError
 from meshnet_tracker.fleet import Fleet, FleetEvent, HeartbeatReceived, NodeLeft, NodeRegistered
-from meshnet_tracker.node_auth import NodeAuth
+from meshnet_tracker.node_auth import NodeAuth, proof_of
 from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.registration import check_registration
 from meshnet_tracker.settings import TrackerSettings
@@ -70,7 +69,7 @@ def add_node_endpoints(app: FastAPI, parts: NodeParts) -> None:
         if parts.fleet.is_known(farewell.node_id, farewell.incarnation):
             _check_owner(parts, request, farewell, body)
             parts.handle(NodeLeft(farewell))
-        return _json_object()
+        return _json({})
 
 
 def _add_arrivals(app: FastAPI, parts: NodeParts) -> None:
@@ -107,10 +106,7 @@ def _check_owner(parts: NodeParts, request: Request, said: Heartbeat | Leave, bo
 
 
 def _check(parts: NodeParts, request: Request, wallet: WalletId, incarnation: Incarnation, body: bytes) -> Proof:
-    try:
-        proof = Proof.from_headers(request.headers)
-    except RemoteProtocolError as error:
-        raise BadSignatureError(f"{error}; update the node, or the tracker") from error
+    proof = proof_of(request.headers)
     parts.node_auth.check(
         proof, wallet=wallet, incarnation=incarnation, path=request.url.path, body=body, now=time.time()
     )
@@ -130,9 +126,5 @@ async def _read(request: Request, kind: type[M]) -> tuple[M, bytes]:
         raise RegistrationRefusedError(f"not a {kind.__name__}: {error}") from error
 
 
-def _json(message: msgspec.Struct) -> Response:
-    return Response(msgspec.json.encode(message), media_type="application/json")
-
-
-def _json_object() -> Response:
-    return Response(b"{}", media_type="application/json")
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")

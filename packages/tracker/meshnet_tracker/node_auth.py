@@ -10,8 +10,10 @@ register, move or remove another owner's node.
     a registration by a stranger               NotAdmittedError     unless everybody may join
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import Incarnation, WalletId
 from meshnet_protocol.proofs import Proof, is_signed_by, knows_token
 from meshnet_tracker.errors import BadSignatureError, NotAdmittedError, StaleProofError
@@ -32,6 +34,14 @@ class JoinRule:
     @property
     def is_open(self) -> bool:
         return not (self.tokens or self.wallets)
+
+
+def proof_of(headers: Mapping[str, str]) -> Proof:
+    """The proof in a request's headers. Raises BadSignatureError if there is none."""
+    try:
+        return Proof.from_headers(headers)
+    except RemoteProtocolError as error:
+        raise BadSignatureError(f"{error}; update the node, or the tracker") from error
 
 
 class NodeAuth:

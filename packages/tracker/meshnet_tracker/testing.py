@@ -31,7 +31,7 @@ from meshnet_protocol.messages import (
     TrackerGreeting,
     Usage,
 )
-from meshnet_protocol.proofs import Proof, prove, public_key_text
+from meshnet_protocol.proofs import WALLET_HEADER, Proof, prove, public_key_text
 from meshnet_tracker.fleet import NodeRegistered
 from meshnet_tracker.server import TrackerServer, listen, make_http_server, url_of
 from meshnet_tracker.settings import TrackerSettings
@@ -220,6 +220,13 @@ class NodeVoice:
         await self.greet()
         body = msgspec.json.encode(message)
         return await self.send(verb, body, self.prove(f"/v1/nodes/{verb}", body))
+
+    async def ask(self, path: str, *, signs: str | None = None) -> tuple[int, Any]:
+        """Asks as a process that is about to be a node; ``signs`` another path than it asks for, if told to."""
+        await self.greet()
+        headers = self.prove(signs or path, b"").to_headers() | {WALLET_HEADER: self.wallet}
+        async with aiohttp.ClientSession() as http, http.get(self.tracker_url + path, headers=headers) as response:
+            return response.status, await response.json()
 
     async def greet(self) -> TrackerGreeting:
         async with aiohttp.ClientSession() as http, http.get(f"{self.tracker_url}/v1/nodes/greeting") as response:

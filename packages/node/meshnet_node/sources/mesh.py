@@ -16,6 +16,7 @@ from meshnet_node.engine.gguf_file import Manifest, ModelFile, manifest_fingerpr
 from meshnet_node.errors import SourceError
 from meshnet_node.sources.http import HttpSource
 from meshnet_node.sources.remote import ReportProgress, open_remote
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_protocol.messages import SharedFile
 
 REQUEST_TIMEOUT_S = 10.0
@@ -45,14 +46,14 @@ class MeshSource:
         raise SourceError(f"no node of the mesh has bytes {start} to {end} of the model: {'; '.join(reasons)}")
 
 
-def open_mesh(tracker: str, model: str, cache_dir: Path, progress: ReportProgress) -> ModelFile:
+def open_mesh(tracker: TrackerReads, model: str, cache_dir: Path, progress: ReportProgress) -> ModelFile:
     """``model``: public name or model key. Raises SourceError."""
     nodes = _nodes_with(tracker, model)
     keys = sorted({key for key, _ in nodes})
     if len(keys) > 1:
         raise SourceError(f"the mesh has several models called {model!r}; choose one: mesh:{', mesh:'.join(keys)}")
     if not keys:
-        raise SourceError(f"no node of the mesh at {tracker} serves {model!r}; look with: meshnet model list")
+        raise SourceError(f"no node of the mesh at {tracker.url} serves {model!r}; look with: meshnet model list")
     offers = [(url, offer) for _, url in nodes if (offer := _offer(url, keys[0])) is not None]
     if not offers:
         raise SourceError(f"no node of {keys[0]} can be reached for its file; try again when one is up")
@@ -67,15 +68,15 @@ def open_mesh(tracker: str, model: str, cache_dir: Path, progress: ReportProgres
     )
 
 
-def _nodes_with(tracker: str, model: str) -> list[tuple[str, str]]:
+def _nodes_with(tracker: TrackerReads, model: str) -> list[tuple[str, str]]:
     """Model key and address of every node that serves it."""
     try:
-        response = httpx.get(f"{tracker.rstrip('/')}/v1/nodes", timeout=REQUEST_TIMEOUT_S)
+        response = tracker.get("/v1/nodes")
         response.raise_for_status()
         nodes = response.json()["nodes"]
         return [(n["model"], n["url"]) for n in nodes if model in (n["model"], n["model"].rpartition("@")[0])]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"the tracker at {tracker} cannot say who has {model!r} ({error}); is it up?") from error
+    except (httpx.HTTPError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"the tracker at {tracker.url} cannot say who has {model!r} ({error}); is it up?") from error
 
 
 def _file_url(url: str, model_key: str) -> str:
