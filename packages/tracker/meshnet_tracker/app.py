@@ -97,7 +97,7 @@ class TrackerApp:
         """
         server = scope.get("server")
         is_over_loopback = server is not None and _is_address(str(server[0]), loopback_only=True)
-        if scope["path"] in NODE_PATHS or (self._access.is_guarded and not is_over_loopback):
+        if not is_over_loopback and (self._access.is_guarded or scope["path"] in NODE_PATHS):
             return True
         name = _split(f"//{host}").hostname or ""
         is_local = name == "localhost" or name.endswith(".localhost") or name in self._allowed_hosts
