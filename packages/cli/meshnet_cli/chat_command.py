@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshnet_cli.errors import CommandError
+from meshnet_cli.tls import context_of_environment
 from meshnet_cli.tracker_api import served_models
 
 
@@ -34,7 +35,9 @@ def chat(
 ) -> None:
     """Chat with the mesh."""
     console = Console(highlight=False)
-    client = openai.OpenAI(base_url=f"{tracker.rstrip('/')}/v1", api_key=api_key)
+    tls = context_of_environment()
+    http = openai.DefaultHttpxClient(verify=tls) if tls else None
+    client = openai.OpenAI(base_url=f"{tracker.rstrip('/')}/v1", api_key=api_key, http_client=http)
     name = model or first_model(tracker, api_key)
     history: list[ChatCompletionMessageParam] = []
     for question in [prompt] if prompt is not None else ask(console, name):

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from meshnet_cli.node_command import parse_layers
 from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_cli.tables import add_row, plain_table
+from meshnet_cli.tls import context_of_environment
 from meshnet_node.engine.api import EngineOptions, megabytes
 from meshnet_node.model_catalog import default_cuts, kept_files, needs_at, pull
 from meshnet_node.model_source import open_model
@@ -43,8 +44,9 @@ def _reads(tracker: str, model: str) -> TrackerReads:
     """Asks as a node would, where the mesh is asked at all."""
     if not model.startswith("mesh:"):
         return TrackerReads(tracker)
+    tls = context_of_environment()
     wallet = Wallet.load_or_create(default_wallet())
-    return TrackerReads(tracker, Membership(wallet, TrackerTrust(), os.environ.get("MESHNET_JOIN_TOKEN", "")))
+    return TrackerReads(tracker, Membership(wallet, TrackerTrust(), os.environ.get("MESHNET_JOIN_TOKEN", "")), tls)
 
 
 @model_app.command("list")

@@ -6,10 +6,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from typing import Any
 
 from meshnet_cli.errors import CommandError
+from meshnet_cli.tls import context_of_environment
 
 REQUEST_TIMEOUT_S = 5.0
 # The tracker sends a beat every 15 s.
@@ -27,7 +28,7 @@ def get_json(tracker: str, path: str, key: str | None = None) -> Any:
         raise CommandError(f"--tracker {tracker!r}: write a base URL such as http://127.0.0.1:8090")
     try:
         request = urllib.request.Request(url, headers=_key_header(key))  # noqa: S310 - checked above
-        with urllib.request.urlopen(request, timeout=REQUEST_TIMEOUT_S) as response:  # noqa: S310 - checked above
+        with _open(request, REQUEST_TIMEOUT_S) as response:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise _refused(url, error) from error
@@ -44,7 +45,7 @@ def read_events(tracker: str, path: str, last_id: str) -> Iterator[tuple[str, st
     headers = {"last-event-id": last_id, **_key_header()}
     request = urllib.request.Request(f"{tracker.rstrip('/')}{path}", headers=headers)  # noqa: S310 - see get_json
     try:
-        with urllib.request.urlopen(request, timeout=STREAM_SILENCE_S_MAX) as response:  # noqa: S310 - see get_json
+        with _open(request, STREAM_SILENCE_S_MAX) as response:
             for line in response:
                 field, _, value = line.decode().strip().partition(": ")
                 if field == "id":
@@ -57,6 +58,13 @@ def read_events(tracker: str, path: str, last_id: str) -> Iterator[tuple[str, st
         return
 
 
+def _open(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
+    """``request``'s scheme has been checked."""
+    opened = urllib.request.urlopen(request, timeout=timeout_s, context=context_of_environment())  # noqa: S310
+    assert isinstance(opened, HTTPResponse)
+    return opened
+
+
 def _key_header(key: str | None = None) -> dict[str, str]:
     key = key or os.environ.get(KEY_VARIABLE, "")
     return {"authorization": f"Bearer {key}"} if key else {}
@@ -65,7 +73,8 @@ def _key_header(key: str | None = None) -> dict[str, str]:
 def _refused(url: str, error: urllib.error.HTTPError) -> CommandError:
     """In the tracker's own words, where it has any."""
     try:
-        reason = json.load(error)["error"]["message"]
+        with error:
+            reason = json.load(error)["error"]["message"]
     except (OSError, ValueError, HTTPException, LookupError, TypeError):
         reason = error.reason
     hint = f" Set {KEY_VARIABLE} to the admin key." if error.code == HTTPStatus.UNAUTHORIZED else ""

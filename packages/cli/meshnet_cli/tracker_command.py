@@ -11,6 +11,7 @@ from meshnet_cli.errors import CommandError
 from meshnet_cli.keys import gather_keys, split_list
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_database, default_tracker_key
+from meshnet_cli.tls import client_context, server_context
 from meshnet_node.wallet import load_or_create_key
 from meshnet_protocol.ids import WalletId
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
@@ -147,6 +148,14 @@ def tracker(
         Path,
         typer.Option(envvar="MESHNET_TRACKER_KEY_FILE", help="Ed25519 key that signs tickets; made on first start."),
     ] = KEY_FILE_DEFAULT,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="MESHNET_TLS_CERT", help="Certificate chain (PEM) to serve https with.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="MESHNET_TLS_KEY", help="The certificate's key (PEM).")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(envvar="MESHNET_TLS_CA", help="An authority (PEM) to trust beside the system's, in the mesh."),
+    ] = None,
     log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
@@ -175,6 +184,8 @@ def tracker(
             allowed_wallets=frozenset(WalletId(wallet.lower()) for wallet in split_list(allow_wallet)),
             allowed_hosts=frozenset(host.lower() for host in split_list(allow_host)),
             is_open=is_open,
+            server_tls=server_context(tls_cert, tls_key),
+            client_tls=client_context(tls_ca),
         ),
         key=load_or_create_key(key_file, flag="--key-file"),
     )

@@ -10,6 +10,7 @@ GET  /health                is the shard loaded, what does it hold
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -164,13 +165,15 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(
+    app: web.Application, listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
     """Serve ``app`` until the context ends."""
     # A client that goes away cancels its handler, and with it the chat on every hop.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
         yield
     finally:
         await runner.cleanup()
@@ -203,7 +206,8 @@ async def serve_node(
     """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
     membership = Membership.of(settings, Wallet.load_or_create(settings.wallet))
     with bind(settings.host, settings.port) as listener:
-        engine = await asyncio.to_thread(load_engine, settings, TrackerReads(settings.tracker, membership))
+        reads = TrackerReads(settings.tracker, membership, settings.client_tls)
+        engine = await asyncio.to_thread(load_engine, settings, reads)
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
             log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
@@ -247,12 +251,14 @@ async def _serve_shard(
 
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
-    async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
+    connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
+    async with aiohttp.ClientSession(timeout=patience, connector=connector) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
         tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
-        async with serving(NodeApp(identity, engine, links, admission, tickets).build(), listener):
+        app = NodeApp(identity, engine, links, admission, tickets)
+        async with serving(app.build(), listener, settings.server_tls):
             log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
             running = tasks.create_task(client.run(), name="membership")
             await stop.wait()

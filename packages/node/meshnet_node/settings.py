@@ -4,6 +4,7 @@ import ipaddress
 import math
 import re
 import socket
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -51,6 +52,10 @@ class NodeSettings:
     """Which of the upstream's models."""
     drain_timeout_s: float = 30.0
     join_token: str = field(default="", repr=False)
+    server_tls: ssl.SSLContext | None = None
+    """What https, and with it links, are served with; None: plain HTTP."""
+    client_tls: ssl.SSLContext | None = None
+    """What the certificates of tracker and nodes are checked with; None: as the system does."""
     tracker_key: str | None = None
     """The only key a tracker may sign tickets with; None: the one it greets with."""
 
@@ -84,7 +89,8 @@ class NodeSettings:
         if self.advertise is not None:
             return self.advertise.rstrip("/")
         host = _address_towards(self.tracker) if self.host in WILDCARD_HOSTS else self.host
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.server_tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def instance_name(self, port: int) -> str:
         """The instance as given, or made of the machine's name and the port."""

@@ -4,6 +4,7 @@ Blocking, because the model is found and loaded before anything is served. Where
 the question: a tracker with keys answers only those who may join.
 """
 
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlencode
@@ -22,12 +23,13 @@ REQUEST_TIMEOUT_S = 10.0
 class TrackerReads:
     url: str
     membership: Membership | None = None
+    tls: ssl.SSLContext | None = None
 
     def get(self, path: str, query: Mapping[str, str | float] | None = None) -> httpx.Response:
         """Raises httpx.HTTPError or msgspec.MsgspecError, or TrackerKeyError if this is not the pinned tracker."""
         base = self.url.rstrip("/")
         asked = f"{path}?{urlencode(query)}" if query else path
-        with httpx.Client(timeout=REQUEST_TIMEOUT_S) as http:
+        with httpx.Client(timeout=REQUEST_TIMEOUT_S, verify=self.tls or True) as http:
             return http.get(f"{base}{asked}", headers=self._headers(http, base, asked))
 
     def _headers(self, http: httpx.Client, base: str, asked: str) -> dict[str, str]:

@@ -103,7 +103,8 @@ async def serve_upstream(
     wallet = Wallet.load_or_create(settings.wallet)
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     with bind(settings.host, settings.port) as listener:
-        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX) as http:
+        connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
+        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX, connector=connector) as http:
             card = await find_card(http, settings.upstream, settings.model_name, key=settings.upstream_key)
             upstream = Upstream(http, settings.upstream, card, key=settings.upstream_key)
             tokens_per_s = await upstream.measure_tokens_per_s()
@@ -146,7 +147,8 @@ async def _serve(
     membership = Membership.of(settings, wallet)
     client = TrackerClient(http, settings.tracker, upstream, upstream, registration, membership)
     tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
-    async with asyncio.TaskGroup() as tasks, serving(UpstreamApp(identity, upstream, tickets).build(), listener):
+    app = UpstreamApp(identity, upstream, tickets).build()
+    async with asyncio.TaskGroup() as tasks, serving(app, listener, settings.server_tls):
         log.info("serving", node_id=identity.node_id, url=identity.url)
         running = tasks.create_task(client.run(), name="membership")
         await stop.wait()

@@ -8,6 +8,7 @@
 The head is always asked to stream, so that a client that leaves frees it at the next token.
 """
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -33,10 +34,10 @@ _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     """One session for all heads: it keeps connections alive between chats. The caller closes it."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=60),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=60, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX),
         auto_decompress=False,
     )

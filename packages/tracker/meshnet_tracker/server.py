@@ -160,7 +160,8 @@ class TrackerServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async with self._open_call_store(), open_session() as session, asyncio.TaskGroup() as tasks:
+        tls = self.settings.client_tls
+        async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = self.probe.session = session
             companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
             yield
@@ -230,9 +231,9 @@ def listen(settings: TrackerSettings) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _HttpServer(uvicorn.Server):
@@ -255,6 +256,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
+    tls = tracker.settings.server_tls
     return _HttpServer(
         uvicorn.Config(
             tracker.app,
@@ -265,6 +267,7 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=SHUTDOWN_S_MAX,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         ),
         tracker,
     )
@@ -289,11 +292,12 @@ def run_tracker(
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror or error}); choose another --port"
         ) from error
     with listener, _quiet_signals():
-        _log.info("tracker listening", url=url_of(listener), tracker_key=tracker.tickets.public_key)
+        url = url_of(listener, "http" if settings.server_tls is None else "https")
+        _log.info("tracker listening", url=url, tracker_key=tracker.tickets.public_key)
         if settings.is_open and not is_loopback(settings.host):
             _log.warning("open to everybody who can reach this machine: no keys, any node may join")
         if on_listening is not None:
-            on_listening(url_of(listener))
+            on_listening(url)
         make_http_server(tracker).run(sockets=[listener])
 
 

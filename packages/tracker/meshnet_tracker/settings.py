@@ -4,6 +4,7 @@ import ipaddress
 import math
 import re
 import secrets
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -51,6 +52,10 @@ class TrackerSettings:
     allowed_wallets: frozenset[WalletId] = frozenset()
     allowed_hosts: frozenset[str] = frozenset()
     """Names, beside addresses and localhost, by which browsers may call the tracker."""
+    server_tls: ssl.SSLContext | None = None
+    """What https is served with; None: plain HTTP."""
+    client_tls: ssl.SSLContext | None = None
+    """What nodes' certificates are checked with; None: as the system does."""
     is_open: bool = False
     """The owner wants no keys although others can reach the tracker."""
     checks_reachability: bool = True

@@ -255,6 +255,6 @@ async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http_server.serve(sockets=[listener]))
             try:
-                yield RunningTracker(made, url_of(listener))
+                yield RunningTracker(made, url_of(listener, "http" if made.settings.server_tls is None else "https"))
             finally:
                 http_server.should_exit = True

@@ -6,6 +6,7 @@ too, and every tensor that arrives is checked against it.
 """
 
 import re
+import ssl
 from pathlib import Path
 from urllib.parse import quote
 
@@ -54,15 +55,16 @@ def open_mesh(tracker: TrackerReads, model: str, cache_dir: Path, progress: Repo
         raise SourceError(f"the mesh has several models called {model!r}; choose one: mesh:{', mesh:'.join(keys)}")
     if not keys:
         raise SourceError(f"no node of the mesh at {tracker.url} serves {model!r}; look with: meshnet model list")
-    offers = [(url, offer) for _, url in nodes if (offer := _offer(url, keys[0])) is not None]
+    offers = [(url, offer) for _, url in nodes if (offer := _offer(url, keys[0], tracker.tls)) is not None]
     if not offers:
         raise SourceError(f"no node of {keys[0]} can be reached for its file; try again when one is up")
     shared = offers[0][1]
-    manifest = next((found for url, offer in offers if offer.has_manifest and (found := _manifest(url, keys[0]))), None)
+    with_manifest = [url for url, offer in offers if offer.has_manifest]
+    manifest = next((found for url in with_manifest if (found := _manifest(url, keys[0], tracker.tls))), None)
     if manifest is not None and manifest_fingerprint(manifest) != shared.fingerprint:
         raise SourceError(f"the manifest of {keys[0]} is not the one its fingerprint names; do not trust that node")
     same = [url for url, offer in offers if offer.fingerprint == shared.fingerprint]
-    source = MeshSource([HttpSource(_file_url(url, keys[0])) for url in same])
+    source = MeshSource([HttpSource(_file_url(url, keys[0]), tls=tracker.tls) for url in same])
     return open_remote(
         source, shared.file_name, shared.byte_count, shared.fingerprint, cache_dir, progress, manifest=manifest
     )
@@ -83,9 +85,10 @@ def _file_url(url: str, model_key: str) -> str:
     return f"{url.rstrip('/')}/v1/models/{quote(model_key, safe='')}/file"
 
 
-def _offer(url: str, model_key: str) -> SharedFile | None:
+def _offer(url: str, model_key: str, tls: ssl.SSLContext | None) -> SharedFile | None:
     try:
-        response = httpx.get(_file_url(url, model_key).removesuffix("/file"), timeout=REQUEST_TIMEOUT_S)
+        address = _file_url(url, model_key).removesuffix("/file")
+        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S, verify=tls or True)
         response.raise_for_status()
         offer = msgspec.json.decode(response.content, type=SharedFile)
         return offer if _FINGERPRINT.fullmatch(offer.fingerprint) and offer.byte_count > 0 else None
@@ -93,10 +96,10 @@ def _offer(url: str, model_key: str) -> SharedFile | None:
         return None
 
 
-def _manifest(url: str, model_key: str) -> Manifest | None:
+def _manifest(url: str, model_key: str, tls: ssl.SSLContext | None) -> Manifest | None:
     try:
         address = _file_url(url, model_key).removesuffix("/file") + "/manifest"
-        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S)
+        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S, verify=tls or True)
         response.raise_for_status()
         return msgspec.json.decode(response.content, type=Manifest)
     except (httpx.HTTPError, msgspec.MsgspecError):
