@@ -167,12 +167,15 @@ async def test_chats_and_models_need_a_key_that_openai_clients_can_send() -> Non
             (await ask(tracker, "/v1/chat/completions", key, method="POST", Origin=page))[0]
             for key in (CLIENT_KEY, ADMIN_KEY)
         ]
-        health, _, _ = await ask(tracker, "/health")
+        health, told, _ = await ask(tracker, "/health")
+        _, told_to_client, _ = await ask(tracker, "/health", CLIENT_KEY)
 
     assert (preflight, refused, models, chats, health) == (204, 401, 401, [200, 200], 200)
     assert json.loads(answer)["error"]["code"] == "invalid_api_key"
     assert headers["access-control-allow-origin"] == "*", "a page must be able to read why it was refused"
     assert len(head.requests) == 2
+    assert json.loads(told) == {"status": "ok", "ready": True}
+    assert json.loads(told_to_client)["models"] == ["tiny"]
 
 
 async def test_a_person_logs_in_by_a_form_and_a_script_cannot_steal_it() -> None:

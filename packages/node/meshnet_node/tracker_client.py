@@ -39,8 +39,8 @@ RETRY_PERIOD_S_MAX = 10.0
 RECUT_RETRY_S = 30.0
 
 REFUSALS = (400, 401, 403, 409, 413)
-MENDS_BY_ITSELF = frozenset({"stale_proof", "node_unreachable"})
-"""Codes of refusals that may be over at the next try, once the node was a member."""
+UNREACHABLE_TRIES_MAX = 3
+"""How often a new node is told that it cannot be reached before it gives up. One that was a member never does."""
 
 log = structlog.get_logger()
 
@@ -146,12 +146,14 @@ class TrackerClient:
 
     async def _register(self) -> RegistrationReply:
         period_s = RETRY_PERIOD_S_MIN
+        refusals = 0
         while True:
             try:
                 await self._greet()
                 return msgspec.json.decode(await self._post("register", self._registration()), type=RegistrationReply)
             except RegistrationRefusedError as error:
-                if error.tracker_code not in MENDS_BY_ITSELF or not self._was_member:
+                refusals += 1
+                if not self._may_pass(error.tracker_code, refusals):
                     raise
                 log.warning("the tracker refuses this node for now, trying again", error=str(error))
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
@@ -161,6 +163,11 @@ class TrackerClient:
             # Jitter, so that all nodes of a mesh do not knock at a restarted tracker in the same instant.
             await asyncio.sleep(period_s * random.uniform(0.5, 1.0))
             period_s = min(2 * period_s, RETRY_PERIOD_S_MAX)
+
+    def _may_pass(self, code: str | None, refusals: int) -> bool:
+        """Whether a refusal may be over at the next try: a clock that was set, a network that was slow."""
+        is_patient = self._was_member or refusals < UNREACHABLE_TRIES_MAX
+        return code == "stale_proof" or (code == "node_unreachable" and is_patient)
 
     async def _greet(self) -> None:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from meshnet_tracker.access import Access
+from meshnet_tracker.access import Access, Role
 from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
@@ -73,10 +73,15 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         return _json(_model_object(parts.router.resolve_model(model_id).card.name, created))
 
     @app.get("/health")
-    async def health() -> Response:
-        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with."""
+    async def health(request: Request) -> Response:
+        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with.
+
+        Which models those are is told to those who may chat with them.
+        """
         models = _live_models(parts)
         is_ready = any(parts.router.candidates(model) for model in models)
+        if request.state.role not in (Role.CLIENT, Role.ADMIN):
+            return _json({"status": "ok", "ready": is_ready})
         names = list(dict.fromkeys(model.card.name for model in models))
         return _json({"status": "ok", "models": names, "ready": is_ready})
 
