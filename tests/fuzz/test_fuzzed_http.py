@@ -18,7 +18,7 @@ from schemathesis.core.result import Ok
 from meshnet_cli.tracker_api import get_json
 from meshnet_tracker.testing import running_head, running_tracker
 
-CASES = 25
+CASES = 60
 FUZZ = settings(
     max_examples=25,
     deadline=None,

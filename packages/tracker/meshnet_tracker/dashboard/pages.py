@@ -30,6 +30,9 @@ PAGE_HEADERS = {
     "x-content-type-options": "nosniff",
 }
 
+# Without a referrer a browser sends a form's own origin as "null", and the login would be a stranger's.
+LOGIN_HEADERS = PAGE_HEADERS | {"referrer-policy": "same-origin"}
+
 
 class _Assets(StaticFiles):
     """Starlette's static files, with the page's headers on each."""
@@ -54,7 +57,7 @@ def _add_login(app: FastAPI, access: Access) -> None:
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def login_page(failed: str | None = None) -> Response:
         name = "login.html" if failed is None else "login-failed.html"
-        return FileResponse(STATIC / name, headers=PAGE_HEADERS)
+        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
