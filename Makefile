@@ -1,12 +1,13 @@
 # make demo   a mesh on this machine, real chats, a live table of what routing learnt
 # make test   everything that CI checks
+# make chaos  a long storm: nodes die and freeze under hundreds of chats
 # Both set up all they need: uv and the packages of the lock, in this folder; llama.cpp is compiled once.
 
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 RUN := .venv/bin
 ARGS ?=
 
-.PHONY: demo test setup lint types imports tests browser format clean
+.PHONY: demo test chaos setup lint types imports tests browser format clean
 
 demo: setup
 	$(RUN)/meshnet demo $(ARGS)
@@ -31,6 +32,13 @@ browser:
 	@if command -v chromium >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
 	else echo "No chromium: the dashboard's browser tests will be skipped (Debian: apt install chromium)"; fi
+
+# Nodes are killed and frozen under hundreds of chats; CHATS and SEED say how many and what happens when.
+CHATS ?= 300
+SEED ?= 1
+
+chaos: setup
+	STORM_CHATS=$(CHATS) STORM_SEED=$(SEED) $(RUN)/pytest -s tests/chaos
 
 format: setup
 	$(RUN)/ruff check --fix .

@@ -2,8 +2,8 @@
 
 The tracker runs in this process with the events of made-up calls (choosing a route and running a chat are not the
 dashboard's cost); a page, as another process, polls and holds the live stream as a browser does. Every figure is
-this process's CPU time over wall time, less the same run with nobody listening; the odds of each choice, written down
-for the call wall, are timed apart. Target, for all together with a page open: below 5 % of a core.
+this process's CPU time over wall time, less the same run with nobody listening. Target with a page open: below 5 % of
+a core.
 
     uv run python benchmarks/dashboard_load.py [--seconds 8] [--calls-per-s 100]
 """
@@ -14,21 +14,26 @@ import json
 import logging
 import sys
 import time
+from random import Random
 from typing import Any
 
 import aiohttp
 import structlog
 
-from meshnet_protocol.messages import HopTiming
-from meshnet_tracker.chat import Chat, Outcome
+from meshnet_protocol.messages import Choice, Delta, HeadReport, HopTiming
+from meshnet_tracker.chat import Chat
 from meshnet_tracker.fleet import ServedModel
-from meshnet_tracker.route_policy import RouteRequest
+from meshnet_tracker.head_events import HeadEvent
+from meshnet_tracker.openai_schema import parse_chat
+from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.testing import RunningTracker, make_card, running_tracker
 
 MODELS, HEADS, OTHERS = 7, 8, 21
 TOKENS, CALL_S = 100, 2.0
 POLLS = {"/v1/overview": 2.0, "/v1/routing": 4.0, "/v1/routing/history": 4.0, "/metrics": 15.0}
 BURSTS_PER_S = 20
+CALL = parse_chat(b'{"messages": [{"role": "user", "content": "hi"}]}', seed_rng=Random(1))
+DRAWN = HeadEvent(choices=[Choice(index=0, delta=Delta())], meshnet=HeadReport(token_ids=tuple(range(TOKENS))))
 
 
 def populate(tracker: RunningTracker) -> list[ServedModel]:
@@ -46,7 +51,8 @@ def make_call(tracker: RunningTracker, model: ServedModel, number: int) -> None:
     """The events of one call that ran for ``CALL_S``, and its sample."""
     server, now = tracker.server, time.monotonic()
     decision = server.router.choose(model, now=now)
-    chat = Chat(request_id=f"req_{number:032x}", received_at=now - CALL_S, model=model)
+    chat = Chat(request_id=f"req_{number:032x}", received_at=now - CALL_S)
+    chat.understand(CALL, model)
     chat.begin_attempt(decision, now - CALL_S)
     hops = [
         {"node_id": h.node_id, "start_layer": h.start_layer, "end_layer": h.end_layer} for h in decision.planned_hops
@@ -57,10 +63,13 @@ def make_call(tracker: RunningTracker, model: ServedModel, number: int) -> None:
         "proxy route selected",
         request_id=chat.request_id,
         model=model.model_key,
+        resumed_tokens=0,
         details={"candidates": odds},
         **chosen,
     )
-    chat.drawn_tokens, chat.last_byte_at, chat.outcome = TOKENS, now, Outcome.COMPLETED
+    chat.take(DRAWN, now)
+    chat.last_byte_at, chat.outcome = now, Outcome.COMPLETED
+    chat.end_attempt()
     chat.timings = tuple(HopTiming(node_id=h.node_id, steps=TOKENS, compute_s=0.5) for h in decision.planned_hops)
     chat.is_sampled = server.router.observe(decision, completion_tokens=TOKENS, seconds=CALL_S, now=now)
     server.router.release(decision)
@@ -94,23 +103,13 @@ async def measure(seconds: float, calls_per_s: int) -> dict[str, Any]:
         assert tracker.server.observers.watchers.count == 1, "the page went away"
         page.terminate()
         await page.wait()
-        candidates, now = tracker.server.router.candidates(models[0]), time.monotonic()
-        router = tracker.server.router
-        choice = router._choose_among(RouteRequest(models[0], candidates), now)
-        assert choice is not None
-        started = time.perf_counter()
-        for _ in range(1000):
-            router._odds_of(candidates, choice, now)
-        odds_s = (time.perf_counter() - started) / 1000
     return {
         "nodes": MODELS * (HEADS + OTHERS),
         "arms": arms,
         "calls_per_s": calls_per_s,
         "events_alone_percent": round(100 * unwatched, 2),
-        "odds_percent": round(100 * odds_s * calls_per_s, 2),
         "no_page_percent": round(100 * (no_page - unwatched), 2),
         "one_page_percent": round(100 * (one_page - unwatched), 2),
-        "all_percent": round(100 * (one_page - unwatched + odds_s * calls_per_s), 2),
         "target_percent": 5.0,
     }
 

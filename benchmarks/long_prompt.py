@@ -58,11 +58,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--prompt-tokens", type=int, default=1500)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cut", type=int, default=16, help="first layer of the second node")
+    parser.add_argument("--cut", type=int, default=15, help="first layer of the second node")
     parser.add_argument("--chunk-tokens", type=int, default=128)
+    parser.add_argument("--exact", choices=["auto", "off"], default="auto", help="of our nodes")
     options = parser.parse_args()
     model = resolve_model(options.model)
-    chunk = ["--chunk-tokens", str(options.chunk_tokens)]
+    chunk = ["--chunk-tokens", str(options.chunk_tokens), "--exact", options.exact]
     with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), str(model)) as mesh:
         mesh.start_tracker()
         mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0, options=chunk)
@@ -74,6 +75,7 @@ def main() -> None:
     figures = {
         "prompt_tokens": prompt_tokens,
         "chunk_tokens": options.chunk_tokens,
+        "exact": options.exact,
         "tokens_per_s": round(statistics.median(ours for ours, _ in rates), 1),
         "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in rates), 1),
         "ratio": round(statistics.median(ratios), 3),

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 COMMANDS = (
     *("tracker", "node", "status", "routes", "calls", "chat", "demo", "bench routing"),
-    *("model list", "model pull", "model inspect"),
+    *("model list", "model pull", "model inspect", "model prune"),
 )
 FLAGS_OF_OTHERS = {"--group", "--reinstall-package", "--no-binary-package", "--locked"}
 

@@ -124,6 +124,24 @@ def test_inspecting_a_model_shows_what_each_side_of_a_cut_needs() -> None:
     assert "17-29" in done.stdout
 
 
+def test_pruning_deletes_what_nobody_loaded_for_long_and_nothing_else(tmp_path: Path) -> None:
+    files = ("slices/old.gguf", "slices/.unfinished.gguf.1.ab", "downloads/ab/old.gguf", "slices/new.gguf", "headers/h")
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * 5000)
+    for name in (*files[:3], files[4]):
+        os.utime(tmp_path / name, (1.0, 1.0))
+
+    told = meshnet("model", "prune", "--dry-run", "--cache-dir", str(tmp_path))
+    kept_by_dry_run = [name for name in files if (tmp_path / name).exists()]
+    done = meshnet("model", "prune", "--cache-dir", str(tmp_path))
+
+    assert (told.returncode, done.returncode) == (0, 0)
+    assert "could be freed" in told.stdout
+    assert kept_by_dry_run == list(files)
+    assert [name for name in files if (tmp_path / name).exists()] == ["slices/new.gguf", "headers/h"]
+
+
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -74,6 +74,12 @@ def test_chats_reach_another_projects_server_through_the_mesh(bare_mesh: Mesh, u
     assert whole.usage.completion_tokens > 3
     assert chunks[-1].usage is not None
     assert [model.id for model in client.models.list()] == [NAME]
+    several = client.chat.completions.create(model=NAME, messages=messages, temperature=0, max_tokens=8, n=2)
+    assert [choice.message.content for choice in several.choices] == [
+        text[: len(c.message.content or "")] for c in several.choices
+    ]
+    completion = client.completions.create(model=NAME, prompt="The capital of France is", temperature=0, max_tokens=6)
+    assert "Paris" in completion.choices[0].text
     arm = get_json(bare_mesh.url, "/v1/routing")["models"][0]["candidates"][0]
     assert arm["prior_tps"] > 1
 

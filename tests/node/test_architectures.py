@@ -21,8 +21,10 @@ from meshnet_node.engine.gguf_slice import slice_layers
 from meshnet_node.engine.segment import FloatRows
 from meshnet_node.engine.thread import Engine
 from meshnet_node.errors import LayerKindsError, SettingsError, UnsupportedArchitectureError
+from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
-from node.engine_helpers import Chain, Talk, generate_together, options, write_tiny_model
+from meshnet_protocol.prefix import prefix_chain
+from node.engine_helpers import GREEDY, Chain, Talk, generate_together, options, write_tiny_model
 from node.tiny_models import LAYERS, NEEDS_OUTPUT, ORIGINAL_CONTEXT, write_tiny
 
 PROMPT = list(range(3, 60))
@@ -68,6 +70,16 @@ def test_a_split_at_any_layer_gives_the_whole_models_logits(tmp_path: Path, arch
         split.close()
 
 
+@pytest.mark.parametrize("cuts", [(22,), (21,), (7, 22)])
+def test_forty_hybrid_layers_with_experts_are_cut_at_22(tmp_path: Path, cuts: tuple[int, ...]) -> None:
+    model = ModelFile.open(write_tiny(tmp_path / "tiny.gguf", "qwen35moe", layer_count=40))
+    whole, split = Chain.load(model, (), tmp_path), Chain.load(model, cuts, tmp_path)
+
+    assert_same(whole.follow(0, PROMPT, 4), split.follow(1, PROMPT, 4))
+    whole.close()
+    split.close()
+
+
 @pytest.mark.parametrize("architecture", sorted(LAYERS))
 def test_several_users_in_one_batch_get_the_whole_models_logits(tmp_path: Path, architecture: str) -> None:
     model = ModelFile.open(write_tiny(tmp_path / "tiny.gguf", architecture))
@@ -102,6 +114,29 @@ async def test_users_of_a_hybrid_model_get_their_own_text_while_others_come_and_
 
     assert one_by_one == again == alone
     assert [len(text) for text in used_slots] == [6, 6, 6, 6]
+
+
+@pytest.mark.parametrize(("architecture", "held"), [("llama", 64), ("gemma3", 64), ("olmo2", 64), ("qwen35moe", 0)])
+async def test_a_slot_remembers_where_it_can_be_rewound_and_the_text_that_goes_on_is_the_same(
+    tmp_path: Path, architecture: str, held: int
+) -> None:
+    """Windows are shorter than the prompt; the state of recurrent layers cannot be taken back to its middle."""
+    engine = Engine.load(write_tiny(tmp_path / "tiny.gguf", architecture), None, options(tmp_path, slots=2))
+    first, second = (list(range(3, 73)) + [end] * 9 for end in (5, 7))
+    try:
+        fresh = await Talk.open([engine]).generate(second, 8)
+        talk = Talk.open([engine])
+        await talk.push(first)
+        engine.close_session(talk.sessions[0], remember=prefix_chain(first))
+        session = engine.open_session(SessionId("s"), engine.shard, GREEDY, prefix=prefix_chain(second))
+        remembered = session.held_tokens
+        going_on = Talk([engine], [session], position=remembered)
+        reused = await going_on.generate(second[remembered:], 8)
+    finally:
+        engine.close()
+
+    assert remembered == held
+    assert reused == fresh
 
 
 def test_layers_that_predict_further_tokens_are_no_layers_of_the_mesh(tmp_path: Path) -> None:

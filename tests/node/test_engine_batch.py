@@ -1,13 +1,29 @@
 """Choosing the next batch: who goes first, who goes together, and that everybody's turn comes."""
 
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshnet_node.engine.batch import SHARED_PIECE_ROWS_MAX, Batch, ReadyRows, Stage, choose_batch
+from meshnet_node.engine import batch
+from meshnet_node.engine.batch import SHARED_PIECE_ROWS_MAX, Batch, ReadyRows, Stage
 
 FIRST, SECOND = Stage(0, 0), Stage(0, 1)
+
+
+def choose_batch(
+    waiting: Sequence[ReadyRows],
+    *,
+    rows_max: int,
+    after_decode: bool,
+    session_count: int = 1,
+    group_of: Callable[[int], Collection[int]] = lambda _: range(16),
+) -> Batch | None:
+    """Everybody in one group unless the test says otherwise."""
+    return batch.choose_batch(
+        waiting, rows_max=rows_max, after_decode=after_decode, session_count=session_count, group_of=group_of
+    )
 
 
 def ready(
@@ -37,15 +53,25 @@ def test_decode_steps_go_before_a_prompt_and_the_prompt_before_the_next_ones() -
 
 
 def test_a_prompt_enters_in_small_pieces_while_others_are_there() -> None:
-    batch = choose_batch([ready(0, 200)], rows_max=128, after_decode=True, session_count=2)
+    chosen_batch = choose_batch([ready(0, 200)], rows_max=128, after_decode=True, session_count=2)
 
-    assert batch == Batch(FIRST, (0,), SHARED_PIECE_ROWS_MAX)
+    assert chosen_batch == Batch(FIRST, (0,), SHARED_PIECE_ROWS_MAX)
 
 
 def test_a_piece_stays_whole_at_later_segments() -> None:
-    batch = choose_batch([ready(0, 90, SECOND, is_cut=True)], rows_max=128, after_decode=True, session_count=4)
+    chosen_batch = choose_batch([ready(0, 90, SECOND, is_cut=True)], rows_max=128, after_decode=True, session_count=4)
 
-    assert batch == Batch(SECOND, (0,), 90)
+    assert chosen_batch == Batch(SECOND, (0,), 90)
+
+
+def test_a_group_of_decode_steps_goes_without_the_others() -> None:
+    waiting = [ready(slot, turn=9 - slot) for slot in (0, 1, 2, 3)]
+
+    chosen_batch = choose_batch(
+        waiting, rows_max=64, after_decode=False, group_of=lambda slot: (0, 1) if slot < 2 else (2, 3)
+    )
+
+    assert chosen_batch == Batch(FIRST, (2, 3), 1)
 
 
 def test_the_generation_with_the_longest_waiting_step_goes_first() -> None:
@@ -74,19 +100,19 @@ def test_a_batch_is_rows_that_are_ready_at_one_stage_and_fit(
     crowd: list[ReadyRows], rows_max: int, after_decode: bool, session_count: int
 ) -> None:
     rows_max = max(rows_max, 32)
-    batch = choose_batch(crowd, rows_max=rows_max, after_decode=after_decode, session_count=session_count)
+    chosen_batch = choose_batch(crowd, rows_max=rows_max, after_decode=after_decode, session_count=session_count)
 
-    assert (batch is None) == (not crowd)
-    if batch is None:
+    assert (chosen_batch is None) == (not crowd)
+    if chosen_batch is None:
         return
-    chosen = [one for one in crowd if one.slot in batch.slots]
-    assert len(chosen) == len(batch.slots) == len(set(batch.slots))
-    assert list(batch.slots) == sorted(batch.slots)
-    assert all(one.stage == batch.stage for one in chosen)
-    assert all(one.row_count == batch.row_count for one in chosen if one.is_cut)
-    assert all(1 <= batch.row_count <= one.row_count for one in chosen)
-    assert batch.row_count * len(batch.slots) <= rows_max
-    assert len(chosen) == 1 or batch.row_count == 1
+    chosen = [one for one in crowd if one.slot in chosen_batch.slots]
+    assert len(chosen) == len(chosen_batch.slots) == len(set(chosen_batch.slots))
+    assert list(chosen_batch.slots) == sorted(chosen_batch.slots)
+    assert all(one.stage == chosen_batch.stage for one in chosen)
+    assert all(one.row_count == chosen_batch.row_count for one in chosen if one.is_cut)
+    assert all(1 <= chosen_batch.row_count <= one.row_count for one in chosen)
+    assert chosen_batch.row_count * len(chosen_batch.slots) <= rows_max
+    assert len(chosen) == 1 or chosen_batch.row_count == 1
 
 
 @given(crowds(), st.booleans())
@@ -94,14 +120,16 @@ def test_everybody_is_served_in_the_end(crowd: list[ReadyRows], after_decode: bo
     left = {one.slot: one for one in crowd}
     budget = sum(one.row_count for one in crowd)
     while left:
-        batch = choose_batch(list(left.values()), rows_max=64, after_decode=after_decode, session_count=len(left))
-        assert batch is not None
-        for slot in batch.slots:
-            rest = left[slot].row_count - batch.row_count
+        chosen_batch = choose_batch(
+            list(left.values()), rows_max=64, after_decode=after_decode, session_count=len(left)
+        )
+        assert chosen_batch is not None
+        for slot in chosen_batch.slots:
+            rest = left[slot].row_count - chosen_batch.row_count
             left[slot] = replace(left[slot], row_count=rest, is_cut=False)
             if not rest:
                 del left[slot]
-        after_decode = not batch.is_prefill
+        after_decode = not chosen_batch.is_prefill
         budget -= 1
         assert budget >= 0
 

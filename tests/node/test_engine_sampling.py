@@ -27,8 +27,9 @@ def draws(sampling: Sampling, positions: range) -> list[int]:
     return [sampler.draw(LOGITS, position=position).token_id for position in positions]
 
 
-def test_temperature_0_takes_the_most_likely_token() -> None:
-    assert draws(Sampling(temperature=0.0, seed=9), range(3)) == [int(LOGITS.argmax())] * 3
+@pytest.mark.parametrize("temperature", [0.0, 5e-324, 1e-38, 9e-7])
+def test_without_temperature_the_most_likely_token_is_taken(temperature: float) -> None:
+    assert draws(Sampling(temperature=temperature, seed=9), range(3)) == [int(LOGITS.argmax())] * 3
 
 
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63, -(2**63), 2**80])

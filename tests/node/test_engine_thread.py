@@ -218,6 +218,30 @@ async def test_closing_the_engine_ends_all_steps_and_refuses_new_sessions(small:
     talk.close()
 
 
+async def test_a_bug_in_the_engines_thread_ends_everything_at_once_and_is_told(small: Engine) -> None:
+    told: list[str] = []
+    small.watch_failure(lambda: told.append("while it runs"))
+    talk = open_at(small, 20)
+    under_way = asyncio.ensure_future(
+        small.step(talk.sessions[0], StepInput(0, None, hidden_rows(200), wants_token=True))
+    )
+    await asyncio.sleep(0)
+    # Nobody sends such an event: it stands for a bug outside of any batch.
+    small._loop.inbox.put("nonsense")  # type: ignore[arg-type]
+
+    with pytest.raises(EngineClosedError, match="nonsense"):
+        await under_way
+    with pytest.raises(EngineClosedError, match="start the node again"):
+        open_at(small, 20)
+    with pytest.raises(EngineClosedError):
+        await small.step(talk.sessions[0], StepInput(200, None, hidden_rows(1), wants_token=True))
+    small.watch_failure(lambda: told.append("afterwards"))
+    talk.close()
+    small.close()
+
+    assert told == ["while it runs", "afterwards"]
+
+
 async def test_a_prompt_does_not_stop_others(engine: Engine) -> None:
     """While 250 rows are prefilled, another session draws several tokens."""
     talk, prompt = open_at(engine, 0), open_at(engine, 0)

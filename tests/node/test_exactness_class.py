@@ -86,3 +86,16 @@ def test_an_unknown_mode_is_refused_with_those_there_are(tmp_path: Path) -> None
             cache_dir=tmp_path,
             exact="maybe",
         )
+
+
+def test_who_gives_exactness_up_gets_the_cache_with_the_quickest_prompts_in_a_class_of_its_own(
+    model_path: Path, cache_dir: Path
+) -> None:
+    exact = Engine.load(model_path, SHARDS[0], options(cache_dir))
+    quick = Engine.load(model_path, SHARDS[0], replace(options(cache_dir), exact="off"))
+    exact.close()
+    quick.close()
+
+    assert "KV cache F16" in quick.exactness.description
+    assert quick.exactness.is_exact is None
+    assert quick.exactness.class_id != exact.exactness.class_id

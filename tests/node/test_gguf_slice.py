@@ -1,5 +1,6 @@
 """What a slice holds, what it leaves out, and which files are refused."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,12 +47,14 @@ def test_slices_of_the_whole_model_are_the_models_own_file(model: ModelFile, tmp
     assert cached_slice(model, LayerRange(0, 29), tmp_path) == model.path
 
 
-def test_a_slice_is_made_once(model: ModelFile, tmp_path: Path) -> None:
+def test_a_slice_is_made_once_and_says_when_it_was_last_used(model: ModelFile, tmp_path: Path) -> None:
     path = cached_slice(model, LayerRange(3, 4), tmp_path)
-    made = path.stat().st_mtime_ns
+    made = path.stat().st_ino
+    os.utime(path, (1.0, 1.0))
 
     assert cached_slice(model, LayerRange(3, 4), tmp_path) == path
-    assert path.stat().st_mtime_ns == made
+    assert path.stat().st_ino == made
+    assert path.stat().st_mtime > 1.0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

@@ -7,7 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshnet_node.engine.grammar import GRAMMAR_BYTES_MAX, GRAMMAR_DEPTH_MAX, GRAMMAR_RULES_MAX, grammar_of_schema
+from meshnet_node.engine.grammar import (
+    GRAMMAR_BYTES_MAX,
+    GRAMMAR_DEPTH_MAX,
+    GRAMMAR_RULES_MAX,
+    check_grammar,
+    grammar_of_schema,
+)
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.errors import GrammarError
@@ -94,7 +100,7 @@ def test_a_schema_that_nests_without_end_is_refused() -> None:
 )
 def test_a_grammar_that_cannot_be_used_is_refused_and_the_process_lives(vocabulary: Vocabulary, grammar: str) -> None:
     with pytest.raises(GrammarError):
-        vocabulary.check_grammar(grammar)
+        check_grammar(vocabulary.handle, grammar)
 
 
 def test_a_finished_grammar_lets_only_the_end_come_as_often_as_it_is_asked(vocabulary: Vocabulary) -> None:

@@ -334,7 +334,7 @@ async def test_a_model_the_mesh_lacks_is_a_clear_error(tmp_path: Path) -> None:
     mesh = Mesh()
     tracker = TrackerReads(await mesh.start_tracker())
 
-    with pytest.raises(SourceError, match="no node of the mesh"):
+    with pytest.raises(SourceError, match="neither a node of the mesh"):
         await asyncio.to_thread(open_model, "mesh:Absent", cache_dir=tmp_path, tracker=tracker)
     await mesh.close()
 

@@ -13,6 +13,7 @@ from aiohttp.test_utils import TestServer
 
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
 from meshnet_node.upstream import Upstream, find_card
+from meshnet_protocol.messages import ChatChunk, HeadRequest, Tool, Usage
 
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'
 END = b"data: [DONE]\n\n"
@@ -32,13 +33,14 @@ class Vendor:
         app = web.Application()
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/completions", self._chat)
         return app
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": self.models})
 
     async def _chat(self, request: web.Request) -> web.Response:
-        self.bodies.append(await request.json())
+        self.bodies.append(await request.json() | {"path": request.path})
         self.keys.append(request.headers.get("Authorization"))
         if self.status != 200:
             return web.json_response({"error": {"message": "no such thing"}}, status=self.status)
@@ -52,21 +54,141 @@ async def upstream_of(vendor: Vendor, *, name: str | None = None) -> AsyncIterat
         yield Upstream(http, url, await find_card(http, url, name), key="secret")
 
 
-async def chat(upstream: Upstream, **body: Any) -> list[dict[str, Any]]:
-    async with upstream.open_chat({"messages": [], **body}) as events:
-        return [msgspec.json.decode(data) async for data in events]
+async def chat(upstream: Upstream, **fields: Any) -> list[ChatChunk]:
+    prompt = {} if "prompts" in fields else {"messages": [{"role": "user", "content": "hi"}]}
+    async with upstream.open_chat(HeadRequest(**{**prompt, **fields})) as chunks:
+        return [chunk async for chunk in chunks]
 
 
-async def test_chunks_come_back_as_they_are_and_usage_is_made_where_it_lacks() -> None:
+def event(choice: dict[str, Any] | None = None, **fields: Any) -> bytes:
+    choices = [] if choice is None else [{"index": 0} | choice]
+    return b"data: " + msgspec.json.encode({"choices": choices} | fields) + b"\n\n"
+
+
+def usage_of(chunks: list[ChatChunk]) -> Usage:
+    assert isinstance(chunks[-1].usage, Usage)
+    return chunks[-1].usage
+
+
+def texts_of(chunks: list[ChatChunk]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for choice in (choice for chunk in chunks for choice in chunk.choices):
+        texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+    return texts
+
+
+def ends_of(chunks: list[ChatChunk]) -> list[tuple[int, str]]:
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    return [(choice.index, choice.finish_reason) for choice in choices if choice.finish_reason]
+
+
+async def test_a_plain_request_asks_for_nothing_that_every_server_must_know() -> None:
     vendor = Vendor()
     async with upstream_of(vendor) as upstream:
-        events = await chat(upstream, model="big@1234", temperature=0.5, seed=None, meshnet={"ticket": "private"})
+        chunks = await chat(upstream, model="big@1234", temperature=0.5)
 
-    assert [event["choices"][0]["delta"]["content"] for event in events[:2]] == ["Hi", "Hi"]
-    assert events[2]["usage"]["completion_tokens"] == 2
-    assert vendor.bodies[0]["model"] == "big"
-    assert not {"meshnet", "seed"} & vendor.bodies[0].keys()
+    assert texts_of(chunks) == {0: "HiHi"}
+    assert ends_of(chunks) == [(0, "stop")]
+    assert usage_of(chunks).completion_tokens == 2
+    assert vendor.bodies == [
+        {
+            "path": "/v1/chat/completions",
+            "model": "big",
+            "messages": [{"role": "user", "content": "hi"}],
+            "temperature": 0.5,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
     assert vendor.keys == ["Bearer secret"]
+
+
+async def test_everything_else_is_asked_for_in_openais_words() -> None:
+    vendor = Vendor()
+    async with upstream_of(vendor) as upstream:
+        await chat(
+            upstream,
+            tools=[Tool(name="f", description="d", parameters={"type": "object"})],
+            tool_choice="f",
+            response_schema={"type": "string"},
+            top_logprobs=2,
+            logit_bias={7: -1.5},
+            repeat_penalty=1.1,
+            seed=2**53,
+            stop=["x"],
+            top_k=5,
+            max_tokens=9,
+        )
+    body = vendor.bodies[0]
+
+    assert body["tools"] == [
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+    ]
+    assert body["tool_choice"] == {"type": "function", "function": {"name": "f"}}
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "string"}
+    assert (body["logprobs"], body["top_logprobs"], body["logit_bias"]) == (True, 2, {"7": -1.5})
+    assert (body["repeat_penalty"], body["repetition_penalty"]) == (1.1, 1.1)
+    assert (body["seed"], body["stop"], body["top_k"], body["max_tokens"]) == (0, ["x"], 5, 9)
+
+
+async def test_several_answers_are_asked_for_one_by_one_and_their_prompt_counts_once() -> None:
+    vendor = Vendor()
+    vendor.stream = CHUNK + event(usage={"prompt_tokens": 10, "completion_tokens": 3}) + END
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream, n=3, seed=4)
+
+    assert texts_of(chunks) == {0: "Hi", 1: "Hi", 2: "Hi"}
+    assert [body["seed"] for body in vendor.bodies] == [4, 5, 6]
+    assert usage_of(chunks) == Usage(prompt_tokens=10, completion_tokens=9, total_tokens=19)
+    assert upstream.queue_depth == 0
+
+
+async def test_text_completions_go_to_their_own_endpoint_prompt_by_prompt() -> None:
+    vendor = Vendor()
+    logprobs = {"tokens": ["a"], "token_logprobs": [-0.5], "top_logprobs": [{"a": -0.5, "b": -1.0}]}
+    vendor.stream = event({"text": "a", "logprobs": logprobs}) + event({"text": "", "finish_reason": "length"}) + END
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream, prompts=["one", [1, 2]], top_logprobs=2)
+
+    assert [(body["path"], body["prompt"], body["logprobs"]) for body in vendor.bodies] == [
+        ("/v1/completions", "one", 2),
+        ("/v1/completions", [1, 2], 2),
+    ]
+    assert ends_of(chunks) == [(0, "length"), (1, "length")]
+    found = chunks[0].choices[0].logprobs
+    assert found is not None
+    assert [top.token for top in found.content[0].top_logprobs] == ["a", "b"]
+
+
+async def test_tool_calls_in_pieces_leave_whole_and_thinking_apart() -> None:
+    vendor = Vendor()
+
+    def call(**function: str) -> dict[str, Any]:
+        return {"delta": {"tool_calls": [{"index": 0, "function": function}]}}
+
+    vendor.stream = event({"delta": {"role": "assistant", "content": None, "reasoning": "hm"}}, usage=None)
+    vendor.stream += event({"delta": {"tool_calls": [{"index": 0, "id": "c1", "function": {"name": "f"}}]}})
+    vendor.stream += event(call(arguments='{"a":')) + event(call(arguments=" 1}"))
+    vendor.stream += event({"delta": {}, "finish_reason": "tool_calls"}) + END
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream, tools=[Tool(name="f")])
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+
+    assert deltas[0].reasoning_content == "hm"
+    assert [(c.id, c.function.name, c.function.arguments) for d in deltas for c in d.tool_calls] == [
+        ("c1", "f", '{"a": 1}')
+    ]
+    assert ends_of(chunks) == [(0, "tool_calls")]
+
+
+async def test_no_tokens_at_all_are_not_asked_for() -> None:
+    vendor = Vendor()
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream, max_tokens=0, n=2)
+
+    assert ends_of(chunks) == [(0, "length"), (1, "length")]
+    assert usage_of(chunks).total_tokens == 0
+    assert vendor.bodies == []
 
 
 @pytest.mark.parametrize(
@@ -89,7 +211,17 @@ async def test_errors_of_the_upstream_keep_their_meaning(status: int, kind: type
     assert upstream.queue_depth == 0
 
 
-@pytest.mark.parametrize("stream", [CHUNK, CHUNK + b"data: {broken\n\n" + END], ids=["cut-short", "unreadable"])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        CHUNK,
+        CHUNK + b"data: {broken\n\n" + END,
+        b'data: {"choices": [{"delta": {"content": 5}}]}\n\n' + END,
+        b'data: {"choices": [{"delta": {"tool_calls": 7}}]}\n\n' + END,
+        b'data: {"error": {"message": "unreadable and early"}}\n\n' + END,
+    ],
+    ids=["cut-short", "unreadable", "no-text", "no-calls", "error"],
+)
 async def test_a_stream_that_breaks_is_an_error_and_not_an_end(stream: bytes) -> None:
     vendor = Vendor()
     vendor.stream = stream
@@ -102,7 +234,7 @@ async def test_a_stream_that_breaks_is_an_error_and_not_an_end(stream: bytes) ->
 
 async def test_chats_under_way_are_counted_and_a_client_that_leaves_is_no_longer() -> None:
     async with upstream_of(Vendor()) as upstream:
-        async with upstream.open_chat({"messages": []}) as events:
+        async with upstream.open_chat(HeadRequest(messages=[{"role": "user", "content": "hi"}])) as events:
             await anext(events)
             during = upstream.queue_depth
         await asyncio.sleep(0)

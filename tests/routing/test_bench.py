@@ -8,6 +8,7 @@ import pytest
 from meshnet_tracker.bench.contenders import ADAPTIVE, CONTENDERS, DEFAULT, ORACLE
 from meshnet_tracker.bench.decision_time import decision_us
 from meshnet_tracker.bench.figures import paired_interval
+from meshnet_tracker.bench.pictures import over_time, regret_over_time
 from meshnet_tracker.bench.report import COLUMNS, as_json, cells_of_row, gather
 from meshnet_tracker.bench.runs import Done, Job, make_jobs, run_job
 from meshnet_tracker.bench.simulator import Simulation
@@ -102,6 +103,17 @@ def test_a_paired_interval_holds_the_change_and_knows_no_change() -> None:
     assert change == pytest.approx(0.1)
     assert low == pytest.approx(high)
     assert paired_interval([1.0, 2.0], [1.0, 2.0]) == (0.0, 0.0, 0.0)
+
+
+def test_time_lines_hold_every_request_and_regret_against_oneself_is_none() -> None:
+    seeds = [run("B", "stationary", DEFAULT, ORACLE, seed=seed, duration_s=300).by_policy for seed in range(2)]
+    mine, oracle = [each[DEFAULT] for each in seeds], [each[ORACLE] for each in seeds]
+    times, speeds = over_time(mine, 300, lambda point: point.tps)
+
+    assert times[:2] == [0.0, 60.0]
+    assert 0 < min(speeds) <= max(speeds) < 200
+    assert regret_over_time(oracle, oracle, 300)[1][-1] == 0.0
+    assert regret_over_time(mine, oracle, 300)[1][-1] > 0.0
 
 
 def test_jobs_are_every_world_with_every_seed() -> None:

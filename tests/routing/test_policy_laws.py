@@ -16,7 +16,7 @@ from meshnet_tracker.chain_fill import FilledCandidates
 from meshnet_tracker.errors import NoRouteError, RouteUnavailableError
 from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeLeft, NodeRegistered, NodeSuspected, ServedModel
 from meshnet_tracker.policies.adaptive import AdaptivePolicy
-from meshnet_tracker.policies.node_beliefs import COOLING_S_MAX, FAULT_HALF_LIFE_S, NodeBelief
+from meshnet_tracker.policies.node_beliefs import DISTRUSTED_S_MAX, NodeBelief
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import RouteDecision, Router
@@ -241,7 +241,7 @@ def test_a_node_that_fails_fast_gets_next_to_nothing_and_is_tried_again_when_its
     taken = mesh.run({"good": 1.0, "bad": 0.05}, 400, fails=("bad",))
     assert taken[20:].count("bad") <= 4
 
-    mesh.now += COOLING_S_MAX + 4 * FAULT_HALF_LIFE_S
+    mesh.now += DISTRUSTED_S_MAX
     healed = mesh.run({"good": 1.0, "bad": 0.2}, 200)
     assert healed[-20:].count("bad") >= 15, "every penalty ends with time"
 

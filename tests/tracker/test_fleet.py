@@ -15,6 +15,7 @@ from meshnet_tracker.fleet import (
     NodeFaulted,
     NodeLeft,
     NodeNoted,
+    NodeProbed,
     NodeRegistered,
     NodeSuspected,
     Tick,
@@ -73,15 +74,19 @@ def test_a_draining_node_takes_no_new_routes_and_departs_only_once() -> None:
     assert fleet.handle(leave, now=2.0) == []
 
 
-def test_a_suspected_node_is_out_until_its_next_heartbeat_and_moves_no_epoch() -> None:
+def test_a_suspected_node_is_out_until_the_tracker_has_reached_it_and_moves_no_epoch() -> None:
     node = make_registration("n", "0-39")
     fleet = joined(node)
     model = fleet.models()[0]
 
     assert fleet.handle(NodeSuspected(node.node_id), now=1.0) == [NodeNoted(MODEL_KEY, "suspected", node.node_id)]
     assert fleet.handle(NodeSuspected(node.node_id), now=1.0) == []
+    assert fleet.handle(beat(node), now=2.0) == [], "it can reach the tracker, and not yet be reached"
     assert model.ready_nodes() == []
-    assert fleet.handle(beat(node), now=2.0) == [NodeNoted(MODEL_KEY, "cleared", node.node_id)]
+    ill, well = (NodeProbed(node.node_id, node.incarnation, is_well) for is_well in (False, True))
+    assert fleet.handle(ill, now=3.0) == [NodeNoted(MODEL_KEY, "condemned", node.node_id)]
+    assert fleet.handle(ill, now=3.0) == []
+    assert fleet.handle(well, now=4.0) == [NodeNoted(MODEL_KEY, "cleared", node.node_id)]
     assert len(model.ready_nodes()) == 1
 
 

@@ -24,13 +24,14 @@ ROOT = Path(__file__).parent.parent.parent
 
 def selected(call_id: str, **fields: Any) -> dict[str, Any]:
     chosen = {"model": "m", "mode": "scout", "reason": "stale", "signature": "m | a[0-1]", "hops": [{"node_id": "a"}]}
-    return {"event": "proxy route selected", "at": 10.0, "request_id": call_id, **chosen, **fields}
+    return {"event": "proxy route selected", "at": 10.0, "request_id": call_id, "resumed_tokens": 0, **chosen, **fields}
 
 
 def finished(call_id: str, **fields: Any) -> dict[str, Any]:
     numbers = {"prompt_tokens": 3, "completion_tokens": 20, "tps": 10.0, "seconds": 2.0, "ttft_s": 0.1}
     ending = {
         "outcome": "completed",
+        "culprit": None,
         "finish_reason": "stop",
         "is_sampled": False,
         "model": "m",
@@ -42,7 +43,8 @@ def finished(call_id: str, **fields: Any) -> dict[str, Any]:
 
 
 def failed(call_id: str) -> dict[str, Any]:
-    return {"event": "route failed", "at": 11.0, "request_id": call_id, "error": "broke", "suspects": ["a"]}
+    fields = {"error": "broke", "outcome": "node_fault", "culprit": "a", "reporter": None, "drawn_tokens": 2}
+    return {"event": "route failed", "at": 11.0, "request_id": call_id, "suspects": ["a"], **fields}
 
 
 def test_a_call_is_put_together_from_its_events_with_every_attempt() -> None:

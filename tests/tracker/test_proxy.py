@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from meshnet_protocol.messages import Leave
-from meshnet_tracker import asgi, proxy
+from meshnet_tracker import asgi, body_reader, proxy
 from meshnet_tracker.fleet import NodeLeft, NodeRegistered
 from meshnet_tracker.testing import (
     PROMPT_TOKENS,
@@ -212,6 +212,17 @@ async def test_before_the_first_text_a_failure_is_retried_on_another_route_unsee
     assert "h1." in finished["signature"]
 
 
+async def test_a_grammar_that_nobody_can_follow_is_the_requests_fault_and_is_not_tried_elsewhere() -> None:
+    failure = {"pieces": (), "stream_error": {"message": "the grammar took too long", "code": "invalid_grammar"}}
+    async with mesh(failure, failure) as (tracker, heads), post(tracker) as response:
+        answer = await response.json()
+        (finished,) = await finished_chats(tracker)
+
+    assert (response.status, answer["error"]["code"]) == (400, "invalid_grammar")
+    assert sum(len(head.requests) for head in heads) == 1
+    assert finished["outcome"] == "client_error"
+
+
 async def test_a_whole_answer_is_retried_even_after_some_text() -> None:
     async with mesh({"breaks_after": 5}, {}) as (tracker, _), post(tracker) as response:
         answer = await response.json()
@@ -238,7 +249,7 @@ async def test_the_hop_that_a_head_blames_is_left_out_and_the_head_is_not() -> N
         head_id = tracker.register("head", "0-21", url=head.url, layer_tokens_per_s=9000.0)
         tail_id = tracker.register("tail", "22-39", layer_tokens_per_s=9000.0)
         tracker.register("whole", "0-39", url=whole.url)
-        head.refusal = (502, {"message": "link broke", "code": "link", "culprit": tail_id})
+        head.refusal = (502, {"message": "link broke", "code": "link", "culprit": tail_id, "reporter": ""})
         async with post(tracker) as response:
             assert response.status == 200
         states = {node.node_id: node.is_suspected for node in tracker.server.fleet.nodes()}
@@ -259,19 +270,26 @@ async def test_when_every_route_fails_the_client_is_told_once() -> None:
     assert finished["outcome"] == "node_fault"
 
 
-async def test_when_every_route_is_full_the_client_may_come_again() -> None:
+async def test_when_every_route_stays_full_the_client_may_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "PATIENCE_S_MAX", 0.05)
     full = {"refusal": (503, {"message": "all 4 slots are taken", "code": "no_free_slot"})}
     async with mesh(full, full) as (tracker, _), post(tracker, stream=True) as response:
         answer = await response.json()
         (finished,) = await finished_chats(tracker)
+        faults = [node.faults.mass for node in tracker.server.fleet.nodes()]
 
     assert (response.status, answer["error"]["code"]) == (503, "overloaded")
+    assert response.headers["retry-after"] == "1"
     assert finished["outcome"] == "overload"
+    assert faults == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("failure", [{"breaks_after": 3}, {"ends_after": 3}])
-async def test_a_stream_lost_midway_ends_with_an_error_and_done(failure: dict[str, Any]) -> None:
-    async with mesh(failure, {}) as (tracker, (_, other)), post(tracker, stream=True) as response:
+async def test_a_stream_lost_midway_ends_with_an_error_and_done(
+    monkeypatch: pytest.MonkeyPatch, failure: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(proxy, "ROUTE_WAIT_S_MAX", 0.0)
+    async with mesh(failure, failure) as (tracker, _), post(tracker, stream=True) as response:
         events = await read_stream(response)
         (finished,) = await finished_chats(tracker)
 
@@ -281,14 +299,15 @@ async def test_a_stream_lost_midway_ends_with_an_error_and_done(failure: dict[st
     assert set(error["error"]) == {"message", "type", "param", "code"}
     assert error["error"]["code"] == "node_lost"
     assert done == "[DONE]"
-    assert other.requests == []
-    assert (finished["outcome"], finished["is_sampled"]) == ("node_fault", False)
+    assert (finished["is_sampled"], finished["completion_tokens"]) == (False, 3)
+    assert finished["outcome"] == ("node_fault" if "breaks_after" in failure else "degenerate")
 
 
-async def test_the_openai_client_raises_on_a_stream_lost_midway() -> None:
+async def test_the_openai_client_raises_on_a_stream_lost_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "ROUTE_WAIT_S_MAX", 0.0)
     async with mesh({"breaks_after": 3}) as (tracker, _), client_of(tracker) as client:
         stream = await client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
-        with pytest.raises(openai.APIError, match="lost with its node"):
+        with pytest.raises(openai.APIError, match="The chat was lost"):
             async for _ in stream:
                 pass
 
@@ -385,7 +404,7 @@ async def test_many_chats_at_once_leave_nothing_behind_and_one_event_each() -> N
 async def test_what_is_wrong_with_a_request_is_said_in_openais_form(
     monkeypatch: pytest.MonkeyPatch, body: bytes, status: int, code: str | None
 ) -> None:
-    monkeypatch.setattr(proxy, "BODY_BYTES_MAX", 1000)
+    monkeypatch.setattr(body_reader, "BODY_BYTES_MAX", 1000)
     async with mesh({}) as (tracker, _), post(tracker, body) as response:
         answer = await response.json()
         (finished,) = await finished_chats(tracker)

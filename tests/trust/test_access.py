@@ -45,6 +45,7 @@ def role(access: Access, headers: dict[bytes, bytes], *, is_own_page: bool = Tru
         ("/v1/nodes/register", Surface.NODE),
         ("/v1/nodes", Surface.MEMBER),
         ("/v1/nodes/suggest", Surface.MEMBER),
+        ("/v1/store/key/file", Surface.MEMBER),
         ("/", Surface.ADMIN),
         ("/metrics", Surface.ADMIN),
         ("/openapi.json", Surface.ADMIN),

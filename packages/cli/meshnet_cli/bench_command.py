@@ -13,7 +13,8 @@ from rich.table import Table
 
 from meshnet_cli.errors import CommandError
 from meshnet_tracker.bench.contenders import CONTENDERS
-from meshnet_tracker.bench.report import COLUMNS, Cell, as_json, can_plot, cells_of_row, gather, plot
+from meshnet_tracker.bench.pictures import can_plot, plot
+from meshnet_tracker.bench.report import COLUMNS, Cell, as_json, cells_of_row, gather
 from meshnet_tracker.bench.runs import make_jobs, run_jobs
 from meshnet_tracker.bench.worlds import SCENARIOS, TOPOLOGIES
 

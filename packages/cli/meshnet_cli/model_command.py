@@ -1,6 +1,7 @@
 """``meshnet model``: which models are here, fetching layers ahead of time, and what a cut would need."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_cli.tables import add_row, plain_table
 from meshnet_cli.tls import context_of_environment
 from meshnet_node.engine.api import EngineOptions, megabytes
-from meshnet_node.model_catalog import default_cuts, kept_files, needs_at, pull
+from meshnet_node.model_catalog import default_cuts, delete, kept_files, needs_at, pull, unused_files
 from meshnet_node.model_source import open_model
 from meshnet_node.sources.progress import log_progress
 from meshnet_node.sources.remote import ReportProgress
@@ -26,6 +27,7 @@ from meshnet_node.wallet import Wallet
 from meshnet_protocol.layers import LayerRange
 
 CACHE_DIR_DEFAULT = default_cache_dir()
+DAY_S = 86400.0
 
 model_app = typer.Typer(help="Look at models, and fetch layers of them ahead of time.", no_args_is_help=True)
 
@@ -33,7 +35,8 @@ Model = Annotated[
     str,
     typer.Argument(
         envvar="MESHNET_MODEL",
-        help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME, or 'smollm2'.",
+        help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME, or a model package: "
+        "'smollm2', 'gemma3-270m'.",
     ),
 ]
 CacheDir = Annotated[Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where layers of models are kept.")]
@@ -85,6 +88,24 @@ def pull_model(
             open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress), layers, cache_dir
         )
     print(path)
+
+
+@model_app.command("prune")
+def prune_models(
+    days: Annotated[
+        float, typer.Option(min=0, envvar="MESHNET_PRUNE_DAYS", help="Keep what a node loaded in so many days.")
+    ] = 30.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", envvar="MESHNET_DRY_RUN", help="Only say what would be deleted.")
+    ] = False,
+    cache_dir: CacheDir = CACHE_DIR_DEFAULT,
+) -> None:
+    """Delete layers and downloads that no node here has loaded for long. Nodes make or fetch them again."""
+    files = unused_files(cache_dir, since=time.time() - days * DAY_S)
+    for file in files:
+        print(f"{megabytes(file.byte_count):>10}  {file.path}")
+    freed = sum(file.byte_count for file in files) if dry_run else delete(files)
+    print(f"{megabytes(freed)} {'could be freed' if dry_run else 'freed'}")
 
 
 @model_app.command("inspect")

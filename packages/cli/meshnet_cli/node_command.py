@@ -40,7 +40,7 @@ def node(
         typer.Option(
             envvar="MESHNET_MODEL",
             help="A .gguf file, an http(s) URL, owner/repository:file.gguf of Hugging Face, mesh:NAME for a model "
-            "that other nodes have, or 'smollm2' for the small model that ships with it.",
+            "that other nodes have, or a model package: 'smollm2', which comes with the set-up, or 'gemma3-270m'.",
         ),
     ] = None,
     layers: Annotated[
@@ -93,7 +93,8 @@ def node(
         typer.Option(
             envvar="MESHNET_EXACT",
             metavar="auto|on|off",
-            help="auto: test whether results are exact, and say so; on: refuse to start if not; off: no test.",
+            help="auto: test whether results are exact, and say so; on: refuse to start if not; "
+            "off: no test, and quicker long prompts.",
         ),
     ] = "auto",
     gpu_layers: Annotated[

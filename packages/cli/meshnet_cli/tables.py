@@ -15,8 +15,8 @@ from rich.text import Text
 Json = Mapping[str, Any]
 
 ROUTE_COLUMN_CHARS_MIN = 14
-STATE_STYLES = {"ready": "green", "draining": "yellow", "suspected": "yellow"}
-OUTCOME_STYLES = {"completed": "green", "running": "cyan", "node_fault": "red"}
+STATE_STYLES = {"ready": "green", "draining": "yellow", "suspected": "yellow", "settling": "yellow"}
+OUTCOME_STYLES = {"completed": "green", "running": "cyan", "node_fault": "red", "timeout": "red"}
 STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "decayed": "dim"}
 
 

@@ -10,20 +10,22 @@ import typer
 from meshnet_cli.errors import CommandError
 from meshnet_cli.keys import gather_keys, split_list
 from meshnet_cli.logs import configure_logs
-from meshnet_cli.paths import default_database, default_tracker_key
+from meshnet_cli.paths import default_cache_dir, default_database, default_tracker_key
 from meshnet_cli.tls import client_context, server_context
+from meshnet_node.model_catalog import whole_models
 from meshnet_node.wallet import load_or_create_key
 from meshnet_protocol.ids import WalletId
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.policies import POLICIES
 from meshnet_tracker.policies.proportional import PROPORTIONAL
 from meshnet_tracker.server import run_tracker
-from meshnet_tracker.settings import TrackerSettings
+from meshnet_tracker.settings import StoredModel, TrackerSettings
 
 MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"
 MIN_SAMPLE_TOKENS_DEFAULT = 8
 DATABASE_DEFAULT = default_database()
 KEY_FILE_DEFAULT = default_tracker_key()
+CACHE_DIR_DEFAULT = default_cache_dir()
 NO_DATABASE = "none"
 
 
@@ -72,6 +74,22 @@ def tracker(
             help="Routes listed at most; proportional chooses among these, adaptive among all.",
         ),
     ] = ROUTE_CANDIDATES_MAX,
+    token_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_TOKEN_TIMEOUT",
+            help="Seconds a route may give no sign of life before another one takes the chat over.",
+        ),
+    ] = 30.0,
+    chat_timeout: Annotated[
+        float, typer.Option(envvar="MESHNET_CHAT_TIMEOUT", help="Seconds a chat may take in all.")
+    ] = 3600.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(
+            envvar="MESHNET_TRACKER_DRAIN_TIMEOUT", help="Seconds that running chats get to end after SIGTERM."
+        ),
+    ] = 30.0,
     model_alias: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,6 +98,18 @@ def tracker(
             "In the environment: separated by commas.",
         ),
     ] = None,
+    store: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_STORE",
+            metavar="MODEL",
+            help="A model to hand to nodes that start with --model mesh:NAME: a .gguf file, a folder of them, or a "
+            "model package such as 'smollm2'; may be given several times. In the environment: separated by commas.",
+        ),
+    ] = None,
+    cache_dir: Annotated[
+        Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where hashes of --store's files are kept.")
+    ] = CACHE_DIR_DEFAULT,
     database: Annotated[
         str,
         typer.Option(
@@ -170,6 +200,7 @@ def tracker(
             host=host,
             port=port,
             heartbeat_period_s=heartbeat_period,
+            store=stored_models(store or [], cache_dir),
             database=None if database == NO_DATABASE else database,
             route_explore_share=route_explore_share,
             route_weight_alpha=route_weight_alpha,
@@ -177,6 +208,9 @@ def tracker(
             route_min_sample_tokens=min_sample_tokens(),
             route_policy=route_policy,
             route_candidates_max=route_candidates_max,
+            token_timeout_s=token_timeout,
+            chat_timeout_s=chat_timeout,
+            drain_timeout_s=drain_timeout,
             model_aliases=parse_aliases(model_alias or []),
             api_keys=gather_keys(api_key, api_key_file, flag="--api-key"),
             admin_keys=gather_keys(admin_key, admin_key_file, flag="--admin-key"),
@@ -189,6 +223,16 @@ def tracker(
         ),
         key=load_or_create_key(key_file, flag="--key-file"),
     )
+
+
+def stored_models(texts: Sequence[str], cache_dir: Path) -> list[StoredModel]:
+    """Raises NodeError, naming the file, if one is no model."""
+    wanted = [text.strip() for text in ",".join(texts).split(",") if text.strip()]
+    return [
+        StoredModel(model.card.name, model.card.model_key, model.path, model.shared, model.manifest)
+        for text in wanted
+        for model in whole_models(text, cache_dir)
+    ]
 
 
 def parse_aliases(texts: Sequence[str]) -> dict[str, str]:

@@ -35,6 +35,8 @@ class SessionRequest:
     layers: LayerRange
     sampling: Sampling | None
     prefix: tuple[bytes, ...] = ()
+    hop_count: int = 1
+    """Of the session's route."""
 
 
 class Admission:
@@ -107,4 +109,10 @@ class Admission:
             del self._waiting[future]
 
     def _open(self, request: SessionRequest) -> EngineSession:
-        return self._engine.open_session(request.session_id, request.layers, request.sampling, prefix=request.prefix)
+        return self._engine.open_session(
+            request.session_id,
+            request.layers,
+            request.sampling,
+            prefix=request.prefix,
+            hop_count=request.hop_count,
+        )

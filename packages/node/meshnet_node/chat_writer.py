@@ -14,7 +14,7 @@ import msgspec
 
 from meshnet_node.answer_parser import Content, Part, Thinking
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError
-from meshnet_node.head import Chat, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd
+from meshnet_node.head import Chat, ChatBegun, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd, PrefillProgress
 from meshnet_node.tool_format import ParsedCall
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import (
@@ -31,9 +31,10 @@ from meshnet_protocol.messages import (
 
 
 class ChatWriter:
-    """Writes one request's answers."""
+    """Writes one request's answers. ``for_tracker``: with chunks on the side that say nothing to a client."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, for_tracker: bool = False) -> None:
+        self._for_tracker = for_tracker
         self._id = f"chatcmpl-{uuid4().hex}"
         self._created = int(time.time())
         self._model = model
@@ -62,6 +63,8 @@ class ChatWriter:
                         choices[index]["finish_reason"] = finish_reason
                     case ChatEnd():
                         usage = event.usage
+                    case ChatBegun() | PrefillProgress():
+                        pass
         return msgspec.json.encode(
             {
                 "id": self._id,
@@ -78,12 +81,19 @@ class ChatWriter:
 
     def _chunks(self, event: ChatEvent) -> list[ChatChunk]:
         match event:
+            case ChatBegun(prompt_tokens, resumed_tokens):
+                return self._aside(HeadReport(prompt_tokens=prompt_tokens, resumed_tokens=resumed_tokens))
+            case PrefillProgress(tokens):
+                return self._aside(HeadReport(prefilled_tokens=tokens))
+            case ChoiceDelta(is_replayed=True):
+                self._delta(event)  # counts its tool calls
+                return []
             case ChoiceDelta(index):
                 begins = index != self._index
                 delta = self._delta(event)
                 chunk = self._chunk(
                     [Choice(index=index, delta=delta, logprobs=_logprobs(event.logprobs))],
-                    meshnet=HeadReport(token_ids=event.token_ids),
+                    meshnet=HeadReport(token_ids=event.token_ids, logprobs=event.raw_logprobs),
                 )
                 role = Choice(index=index, delta=Delta(role="assistant", content=""))
                 return [self._chunk([role]), chunk] if begins else [chunk]
@@ -91,6 +101,9 @@ class ChatWriter:
                 return [self._chunk([Choice(index=index, delta=Delta(), finish_reason=finish_reason)])]
             case ChatEnd(usage, timings):
                 return [self._chunk([], usage=usage, meshnet=HeadReport(timings=timings))]
+
+    def _aside(self, report: HeadReport) -> list[ChatChunk]:
+        return [self._chunk([], meshnet=report)] if self._for_tracker else []
 
     def _delta(self, event: ChoiceDelta) -> Delta:
         if event.index != self._index:
@@ -115,20 +128,24 @@ class ChatWriter:
 
 
 def error_body(error: NodeError) -> dict[str, str | None]:
-    """An OpenAI error object; ``culprit`` names the hop further down that failed, where one did."""
+    """An OpenAI error object. ``culprit`` is the hop further down that failed, where one did, and ``reporter`` the hop
+    before it, if it is the link between the two that broke; empty stands for the head itself."""
+    culprit: NodeId | None = None
+    reporter: NodeId | None = None
     match error:
         case LinkError():
-            culprit: NodeId | None = error.node_id
+            culprit, reporter = error.node_id, NodeId("")
         case RemoteHopError():
-            culprit = error.culprit if error.code == LinkError.code else None
+            culprit, reporter = error.culprit, error.reporter
         case _:
-            culprit = None
+            pass
     return {
         "message": str(error),
         "type": "meshnet_node_error",
         "param": error.param if isinstance(error, RequestError) else None,
         "code": error.code,
         "culprit": culprit,
+        "reporter": reporter,
     }
 
 

@@ -1,21 +1,34 @@
-"""One answer from its prompt to its last token: prefill, draw, text.
+"""One answer from its prompt to its last token: replay, prefill, draw, text.
 
     ids ──prefill in chunks──> first token ──one step per token──> text, probabilities, finish reason
 
 Text lags behind tokens where a character or a possible stop string is unfinished; the ids of drawn tokens
 always travel at once, on the side. Probabilities of a token wait for its text, so that they never tell a
 stop string.
+
+An answer that another head has begun is *replayed* first: its tokens go through the same text machinery, so that
+what was held back there is held back here, and the first word after them is the very next one.
 """
 
-import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from meshnet_node.engine.api import Engine, StepInput, Vocabulary
-from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopReply, HopSession
+from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopReply, HopSession, PendingStep
 from meshnet_node.text_stream import TextStream
-from meshnet_protocol.messages import ContentLogprob, TokenLogprobs, TopLogprob
+from meshnet_protocol.messages import ChoiceSoFar, ContentLogprob, TokenLogprobs, TopLogprob
+
+NOT_BEGUN = ChoiceSoFar()
+_SEEN_ALREADY = TokenLogprobs(logprob=0.0, top=())
+"""Stands for probabilities that the client has got from another head."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """So many rows, of the prompt and of what is resumed, are computed on every hop."""
+
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +42,10 @@ class TokenText:
     token_id: int | None
     logprobs: tuple[ContentLogprob, ...] = ()
     finish_reason: str | None = None
+    raw_logprobs: TokenLogprobs | None = None
+    """Of this token, also while its text is held back."""
+    is_replayed: bool = False
+    """Drawn and told by another head."""
 
 
 @dataclass(slots=True)
@@ -39,69 +56,95 @@ class Choice:
     engine: Engine
     prompt: Sequence[int]
     token_limit: int
-    """Most tokens to draw."""
+    """Most tokens to draw, those drawn elsewhere included."""
     stop: Sequence[str]
     ignore_eos: bool
     markers: Mapping[int, bytes]
+    so_far: ChoiceSoFar = NOT_BEGUN
+    wants_logprobs: bool = False
     replies: list[HopReply] = field(default_factory=list)
     """Since the caller last took them."""
     rows: list[int] = field(default_factory=list)
     """Token ids of the rows that every hop has computed."""
     _drawn: int = 0
+    _reply: HopReply | None = None
+    """The latest one of the prefill."""
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens of the prompt that need no computing. The last one always does: the answer is drawn from it."""
-        return min(self.session.held_tokens, len(self.prompt) - 1)
+        """Tokens of the prompt that need no computing."""
+        return min(self._held_rows, len(self.prompt))
 
-    async def stream(self) -> AsyncGenerator[TokenText, None]:
-        """One for every token; raises NodeError, LinkError or RemoteHopError."""
+    @property
+    def _held_rows(self) -> int:
+        """Rows that need no computing. The last one always does: the next token is drawn from it."""
+        return min(self.session.held_tokens, len(self.prompt) + len(self.so_far.token_ids) - 1)
+
+    async def stream(self) -> AsyncGenerator[TokenText | Prefilled, None]:
+        """One ``TokenText`` for every token; raises NodeError, LinkError or RemoteHopError."""
         if self.token_limit == 0:
             yield TokenText("", None, finish_reason="length")
             return
         text = _TextAndLogprobs(self.engine.vocabulary, TextStream(self.stop))
-        reply = await self._prefill()
+        for replayed in self._replay(text):
+            yield replayed
+            if replayed.finish_reason is not None:
+                return
+        async for prefilled in self._prefill([*self.prompt, *self.so_far.token_ids]):
+            yield prefilled
+        reply = self._reply
         while True:
-            self._drawn += 1
+            assert reply is not None
+            token = self._read(text, _token_of(reply), reply.logprobs)
+            yield token
+            if token.finish_reason is not None:
+                return
             token_id = _token_of(reply)
-            if self.engine.vocabulary.is_end(token_id) and not self.ignore_eos:
-                yield text.end(token_id, "", "stop")
-                return
-            shown = text.push(token_id, self._piece(token_id), reply.logprobs)
-            if text.has_stopped or self._drawn == self.token_limit:
-                yield text.end(token_id, shown, "stop" if text.has_stopped else "length")
-                return
-            yield TokenText(shown, token_id, text.take_logprobs())
-            reply = await self._run((token_id,), len(self.prompt) + self._drawn - 1, wants_token=True)
+            reply = await self._run((token_id,), len(self.prompt) + self._drawn - 1)
             self.rows.append(token_id)
+
+    def _replay(self, text: "_TextAndLogprobs") -> Iterator[TokenText]:
+        so_far = self.so_far
+        told_elsewhere = len(so_far.token_ids) - len(so_far.logprobs)
+        for number, token_id in enumerate(so_far.token_ids):
+            logprobs = so_far.logprobs[number - told_elsewhere] if number >= told_elsewhere else _SEEN_ALREADY
+            token = self._read(text, token_id, logprobs if self.wants_logprobs else None)
+            yield replace(token, is_replayed=True)
+
+    def _read(self, text: "_TextAndLogprobs", token_id: int, logprobs: TokenLogprobs | None) -> TokenText:
+        self._drawn += 1
+        if self.engine.vocabulary.is_end(token_id) and not self.ignore_eos:
+            return text.end(token_id, "", "stop", logprobs)
+        shown = text.push(token_id, self._piece(token_id), logprobs)
+        if text.has_stopped or self._drawn == self.token_limit:
+            return text.end(token_id, shown, "stop" if text.has_stopped else "length", logprobs)
+        return TokenText(shown, token_id, text.take_logprobs(), raw_logprobs=logprobs)
 
     def _piece(self, token_id: int) -> bytes:
         return self.markers.get(token_id) or self.engine.vocabulary.piece(token_id)
 
-    async def _prefill(self) -> HopReply:
-        """Send the prompt down the route in chunks, a few ahead of the replies; the last one draws a token."""
+    async def _prefill(self, rows: Sequence[int]) -> AsyncGenerator[Prefilled, None]:
+        """Send the rows down the route in chunks, a few ahead of the replies; the last one draws a token."""
+        pending: deque[tuple[int, PendingStep]] = deque()
         size = self.engine.options.chunk_tokens
-        starts = range(self.cached_tokens, len(self.prompt), size)
-        window = asyncio.Semaphore(STEPS_IN_FLIGHT_MAX)
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                chunks = [
-                    tasks.create_task(self._prefill_chunk(window, start, is_last=start == starts[-1]))
-                    for start in starts
-                ]
-        except ExceptionGroup as group:
-            # When one chunk fails its session fails, and the others only repeat it.
-            raise group.exceptions[0] from None
-        self.rows.extend(self.prompt)
-        return chunks[-1].result()
+        for start in range(self._held_rows, len(rows), size):
+            while pending and (len(pending) == STEPS_IN_FLIGHT_MAX or pending[0][1].is_answered):
+                yield await self._prefilled(pending)
+            end = min(start + size, len(rows))
+            step = StepInput(position=start, tokens=rows[start:end], hidden=None, wants_token=end == len(rows))
+            pending.append((end, await self.session.begin_step(step, end - start)))
+        while pending:
+            yield await self._prefilled(pending)
+        self.rows.extend(rows)
 
-    async def _prefill_chunk(self, window: asyncio.Semaphore, start: int, *, is_last: bool) -> HopReply:
-        tokens = self.prompt[start : start + self.engine.options.chunk_tokens]
-        async with window:
-            return await self._run(tokens, start, wants_token=is_last)
+    async def _prefilled(self, pending: deque[tuple[int, PendingStep]]) -> Prefilled:
+        end, step = pending.popleft()
+        self._reply = await step.wait()
+        self.replies.append(self._reply)
+        return Prefilled(end)
 
-    async def _run(self, tokens: Sequence[int], position: int, *, wants_token: bool) -> HopReply:
-        step = StepInput(position=position, tokens=tokens, hidden=None, wants_token=wants_token)
+    async def _run(self, tokens: Sequence[int], position: int) -> HopReply:
+        step = StepInput(position=position, tokens=tokens, hidden=None, wants_token=True)
         reply = await self.session.run_step(step, len(tokens))
         self.replies.append(reply)
         return reply
@@ -127,10 +170,10 @@ class _TextAndLogprobs:
             self._waiting.append((ends_at, content_logprob(self._vocabulary, token_id, logprobs)))
         return shown
 
-    def end(self, token_id: int, shown: str, finish_reason: str) -> TokenText:
+    def end(self, token_id: int, shown: str, finish_reason: str, logprobs: TokenLogprobs | None) -> TokenText:
         """The last token: of what was held back all comes out, unless it is a stop string's."""
         shown += self._count(self._text.finish())
-        return TokenText(shown, token_id, self.take_logprobs(), finish_reason)
+        return TokenText(shown, token_id, self.take_logprobs(), finish_reason, raw_logprobs=logprobs)
 
     def take_logprobs(self) -> tuple[ContentLogprob, ...]:
         taken = []

@@ -226,10 +226,12 @@ class LinkError(NodeError):
 class RemoteHopError(NodeError):
     http_status = 502
 
-    def __init__(self, culprit: NodeId | None, code: str, message: str) -> None:
+    def __init__(self, culprit: NodeId | None, code: str, message: str, *, reporter: NodeId | None = None) -> None:
         super().__init__(message)
         self.culprit = culprit
         self.code = code
+        self.reporter = reporter
+        """Who found the link to the culprit broken, if that is what it is."""
 
 
 def http_status_of(error: NodeError) -> int:

@@ -6,6 +6,9 @@
 caller says 200; ``stream`` then yields parts. Answers of one request (``n``, or several prompts) are drawn one
 after the other, each in a session of its own: a request takes one slot of each hop, however many answers it
 wants, and a busy mesh stays fair.
+
+A request that another head has begun comes with its answers so far (``HeadRequest.so_far``): those that are finished
+are left alone, the first that is not goes on where it was broken off, and nothing that was said is said again.
 """
 
 import asyncio
@@ -18,19 +21,21 @@ from itertools import zip_longest
 import msgspec
 
 from meshnet_node.answer_parser import AnswerParser, Content, Part
-from meshnet_node.choice import Choice
-from meshnet_node.errors import NodeError, NoFreeSlotError, PlanError
+from meshnet_node.choice import NOT_BEGUN, Choice, Prefilled, TokenText
+from meshnet_node.errors import ContextOverflowError, NodeError, NoFreeSlotError, PlanError, RequestError
 from meshnet_node.prompt import Work, check_context, sampling_of, understand
 from meshnet_node.relay import HopService, HopSession
 from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.messages import (
+    ChoiceSoFar,
     ContentLogprob,
     HeadRequest,
     HopTiming,
     PlannedHop,
     PromptTokensDetails,
     RoutePlan,
+    TokenLogprobs,
     Usage,
 )
 from meshnet_protocol.prefix import prefix_chain
@@ -41,6 +46,21 @@ NEXT_SLOT_LOOK_PERIOD_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
+class ChatBegun:
+    """The first word: what is asked for is understood, and there is room for it."""
+
+    prompt_tokens: int
+    resumed_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """A part of a prompt is done. Says nothing to a client, but it is a sign of life."""
+
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceDelta:
     """What one token brought to one answer."""
 
@@ -48,6 +68,10 @@ class ChoiceDelta:
     parts: tuple[Part, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[ContentLogprob, ...]
+    raw_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of ``token_ids``, whatever is shown of them."""
+    is_replayed: bool = False
+    """Another head has said so before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +90,7 @@ class ChatEnd:
     timings: tuple[HopTiming, ...]
 
 
-ChatEvent = ChoiceDelta | ChoiceEnd | ChatEnd
+ChatEvent = ChatBegun | PrefillProgress | ChoiceDelta | ChoiceEnd | ChatEnd
 
 
 @dataclass(slots=True)
@@ -87,11 +111,35 @@ class Chat:
     _drawn: int = 0
     _timings: tuple[HopTiming, ...] = field(default=())
 
+    @property
+    def choice_count(self) -> int:
+        return len(self.work.prompts) * self.request.n
+
+    @property
+    def first_index(self) -> int:
+        """Of the answers, the first that is not finished."""
+        return next(
+            (i for i, choice in enumerate(self.request.so_far) if not choice.is_finished), len(self.request.so_far)
+        )
+
+    def check_resumption(self) -> None:
+        """Raises RequestError, ContextOverflowError among them, if what is so far cannot be gone on from."""
+        so_far, size = self.request.so_far, self.hops.engine.vocabulary.size
+        if self.first_index >= self.choice_count or any(not choice.is_finished for choice in so_far[:-1]):
+            raise RequestError("only the last answer so far may be unfinished, and one must be left to draw", "so_far")
+        for index, choice in enumerate(so_far):
+            if not all(0 <= token < size for token in choice.token_ids):
+                raise RequestError(f"tokens so far must be from 0 to {size - 1}", "so_far")
+            rows = len(self._prompt(index)) + len(choice.token_ids)
+            if rows > self.context_tokens:
+                raise ContextOverflowError(rows, self.context_tokens)
+
     async def stream(self) -> AsyncGenerator[ChatEvent, None]:
-        """Each answer's deltas and end, then exactly one ``ChatEnd``. Raises NodeError, LinkError or RemoteHopError."""
-        for index in range(len(self.work.prompts) * self.request.n):
+        """``ChatBegun``, each answer's deltas and end, then one ``ChatEnd``. Raises what the hops may raise."""
+        yield ChatBegun(self._prompt_tokens, self.request.resumed_tokens)
+        for index in range(self.first_index, self.choice_count):
             session = self.first
-            if index or session is None:
+            if index > self.first_index or session is None:
                 await self.sessions.aclose()
                 session = await self._wait_session(index)
             async with aclosing(self._answer(index, session)) as events:
@@ -99,21 +147,32 @@ class Chat:
                     yield event
         yield self._end()
 
-    async def _answer(self, index: int, session: HopSession) -> AsyncGenerator[ChoiceDelta | ChoiceEnd, None]:
+    async def _answer(
+        self, index: int, session: HopSession
+    ) -> AsyncGenerator[PrefillProgress | ChoiceDelta | ChoiceEnd, None]:
         choice = self._choice(index, session)
-        if index == 0:
+        if index == self.first_index:
             self.cached_tokens = choice.cached_tokens
         parser = self.work.reading.new_parser() if self.work.reading else None
         async with self._remembering(choice), aclosing(choice.stream()) as tokens:
             async for token in tokens:
                 self._note(choice)
+                if isinstance(token, Prefilled):
+                    yield PrefillProgress(token.tokens)
+                    continue
                 parts = _parts_of(parser, token.text, is_last=token.finish_reason is not None)
-                ids = () if token.token_id is None else (token.token_id,)
-                self._drawn += len(ids)
-                yield ChoiceDelta(index, tuple(parts), ids, token.logprobs)
+                yield self._delta(index, token, parts)
                 if token.finish_reason is not None:
                     calls_tools = parser is not None and parser.call_count and token.finish_reason == "stop"
                     yield ChoiceEnd(index, "tool_calls" if calls_tools else token.finish_reason)
+
+    def _delta(self, index: int, token: TokenText, parts: Sequence[Part]) -> ChoiceDelta:
+        if token.is_replayed:
+            return ChoiceDelta(index, tuple(parts), (), token.logprobs, is_replayed=True)
+        ids = () if token.token_id is None else (token.token_id,)
+        self._drawn += len(ids)
+        raw = () if token.raw_logprobs is None else (token.raw_logprobs,)
+        return ChoiceDelta(index, tuple(parts), ids, token.logprobs, raw)
 
     async def open_session(self, index: int) -> HopSession:
         """Raises NodeError, LinkError or RemoteHopError."""
@@ -138,6 +197,8 @@ class Chat:
             stop=tuple(self.request.stop),
             ignore_eos=self.request.ignore_eos,
             markers=self.work.reading.markers if self.work.reading else {},
+            so_far=self._so_far(index),
+            wants_logprobs=self.request.top_logprobs is not None,
         )
 
     @asynccontextmanager
@@ -151,20 +212,30 @@ class Chat:
 
     def _opening(self, index: int) -> OpenSession:
         prompt = self._prompt(index)
+        drawn = self._so_far(index).token_ids
         # The draws of a prompt's first answer are those it would have alone.
         choice = index % self.request.n
         size = self.hops.engine.vocabulary.size
         plan = self.plan
-        if index:
+        if index > self.first_index:
             plan = msgspec.structs.replace(plan, session_id=SessionId(f"{plan.session_id}-{index}"))
         sampling = sampling_of(
             self.request, grammar=self.work.grammar, prompt=prompt, choice=choice, vocabulary_size=size
         )
-        prefix = prefix_chain(prompt) if self.request.cache_prompt else ()
+        if sampling.has_penalties or sampling.grammar:
+            sampling = msgspec.structs.replace(sampling, drawn=drawn)
+        prefix = prefix_chain([*prompt, *drawn]) if self.request.cache_prompt else ()
         return OpenSession(plan=plan, hop_index=0, sampling=sampling, prefix=prefix)
 
     def _prompt(self, index: int) -> Sequence[int]:
         return self.work.prompts[index // self.request.n]
+
+    def _so_far(self, index: int) -> ChoiceSoFar:
+        return self.request.so_far[index] if index < len(self.request.so_far) else NOT_BEGUN
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return sum(len(prompt) for prompt in self.work.prompts)
 
     def _limit(self, index: int) -> int:
         room = self.context_tokens - len(self._prompt(index))
@@ -176,11 +247,11 @@ class Chat:
         choice.replies.clear()
 
     def _end(self) -> ChatEnd:
-        prompt = sum(len(prompt) for prompt in self.work.prompts)
+        prompt, drawn = self._prompt_tokens, self.request.resumed_tokens + self._drawn
         usage = Usage(
             prompt_tokens=prompt,
-            completion_tokens=self._drawn,
-            total_tokens=prompt + self._drawn,
+            completion_tokens=drawn,
+            total_tokens=prompt + drawn,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=self.cached_tokens),
         )
         return ChatEnd(usage, self._timings)
@@ -202,14 +273,21 @@ class ChatService:
         plan = request.meshnet or self._own_plan()
         # A long text takes seconds to tokenize, and heartbeats and other chats must not wait for it.
         work = await asyncio.to_thread(
-            understand, engine.vocabulary, request, context_tokens=engine.options.context_tokens
+            understand,
+            engine.vocabulary,
+            request,
+            context_tokens=engine.options.context_tokens,
+            check_grammar=engine.check_grammar,
         )
         async with AsyncExitStack() as sessions:
             chat = Chat(self._hops, plan, request, work, sessions)
-            chat.first = await chat.open_session(0)
+            chat.context_tokens = engine.options.context_tokens
+            chat.check_resumption()
+            chat.first = await chat.open_session(chat.first_index)
             # Known only now: the smallest context of all hops.
-            check_context(work.prompts, chat.first.context_tokens)
             chat.context_tokens = chat.first.context_tokens
+            check_context(work.prompts, chat.context_tokens)
+            chat.check_resumption()
             yield chat
 
     def _own_plan(self) -> RoutePlan:

@@ -27,12 +27,16 @@ from meshnet_protocol.frames import (
     encode_frame,
 )
 from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.messages import RoutePlan
 
 LINK_PATH = "/v1/link"
 SILENCE_S_MAX = 60.0
-"""Longest time a session waits without any reply. Replies reset it, so steps may queue behind each other."""
-SILENCE_MARGIN_S = 5.0
-"""More for each further hop: the hop next to a silent one is the first to notice, and names the right culprit."""
+"""Longest time a session waits without any reply, if its plan sets none. Replies reset it, so steps may queue."""
+SILENCE_SHARE_NEXT, SILENCE_SHARE_LATER = 0.5, 0.4
+"""Of the tracker's own patience: what a hop next to a silent one waits, and how much more if it is further away.
+So the hop next to it is the first to notice, and names the right culprit before the tracker gives up on the head."""
+CLOSE_S_MAX = 1.0
+"""For saying good-bye to an end that may be dead."""
 GREETING_S_MAX = 5.0
 """How long the other end may take to say which protocol and which weights it has."""
 PING_PERIOD_S = 60.0
@@ -44,16 +48,23 @@ _OPENED = -1
 log = structlog.get_logger()
 
 
+def silence_s_max(plan: RoutePlan, hop_index: int) -> float:
+    """How long hop ``hop_index`` waits for any word from the next one."""
+    patience_s = SILENCE_S_MAX if plan.token_timeout_s is None else plan.token_timeout_s
+    later_hops = len(plan.hops) - hop_index - 2
+    return patience_s * (SILENCE_SHARE_NEXT + SILENCE_SHARE_LATER * later_hops / len(plan.hops))
+
+
 class DownstreamSession:
     """One session as seen from the hop before: open it, send steps, close it.
 
     Once it has failed, everything asked of it fails with the same error.
     """
 
-    def __init__(self, link: "HopLink", session_id: SessionId, *, later_hops: int) -> None:
+    def __init__(self, link: "HopLink", session_id: SessionId, *, silence_s_max: float) -> None:
         self._link = link
         self.session_id = session_id
-        self._silence_s_max = SILENCE_S_MAX + SILENCE_MARGIN_S * later_hops
+        self._silence_s_max = silence_s_max
         self._heard_at = monotonic()
         self._waiting: dict[int, asyncio.Future[StepReply | SessionOpened]] = {}
         self._failure: LinkError | RemoteHopError | None = None
@@ -63,7 +74,7 @@ class DownstreamSession:
     async def wait_opened(self, request: OpenSession) -> SessionOpened:
         """Open the session on every hop from the next on. Raises RemoteHopError or LinkError."""
         opened = self._expect(_OPENED)
-        await self._link.send(request)
+        await self._send(request)
         answer = await self._wait(opened)
         assert isinstance(answer, SessionOpened)
         return answer
@@ -71,7 +82,7 @@ class DownstreamSession:
     async def send_step(self, step: Step, hidden: memoryview) -> asyncio.Future[StepReply | SessionOpened]:
         """Send the rows on; ``wait_reply`` takes what this returns. Raises RemoteHopError or LinkError."""
         reply = self._expect(step.position)
-        await self._link.send(step, hidden)
+        await self._send(step, hidden)
         return reply
 
     async def wait_reply(self, reply: asyncio.Future[StepReply | SessionOpened]) -> StepReply:
@@ -84,8 +95,11 @@ class DownstreamSession:
         """Forget the session here and tell the next hop; never raises for a broken link."""
         self._link.forget(self.session_id)
         self.fail(LinkError(self._link.node_id, "the session was closed"))
-        with suppress(LinkError):  # the other end frees its sessions when the link breaks
-            await self._link.send(CloseSession(session_id=self.session_id, remember=remember))
+        # The other end frees its sessions when the link breaks. A frame that is written is on its way, whatever the
+        # socket's buffers hold, so there is no need to wait for them.
+        with suppress(LinkError, TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._link.send(CloseSession(session_id=self.session_id, remember=remember))
 
     def accept(self, header: FrameHeader) -> None:
         """A frame of this session arrived from the next hop."""
@@ -97,7 +111,7 @@ class DownstreamSession:
                 self._resolve(header.position, header)
             case SessionFailed():
                 culprit = header.culprit or self._link.node_id
-                self.fail(RemoteHopError(culprit, header.code, header.message))
+                self.fail(RemoteHopError(culprit, header.code, header.message, reporter=header.reporter))
             case OpenSession() | Step() | CloseSession():
                 raise RemoteProtocolError(f"{type(header).__name__} travels downstream only")
 
@@ -109,10 +123,19 @@ class DownstreamSession:
                 future.set_exception(self._failure)
                 future.exception()  # whoever waits still gets it; nobody may be waiting any more
 
+    async def _send(self, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
+        """A peer that does not read fills the socket's buffers, and would hold the sender for ever."""
+        try:
+            async with asyncio.timeout(self._silence_s_max):
+                await self._link.send(header, payload)
+        except TimeoutError as error:
+            raise LinkError(self._link.node_id, f"takes nothing any more, for {self._silence_s_max:g} s") from error
+
     async def _wait(self, future: asyncio.Future[StepReply | SessionOpened]) -> StepReply | SessionOpened:
         while not future.done():
             patience_s = self._heard_at + self._silence_s_max - monotonic()
             if patience_s <= 0:
+                await self._link.give_up_if_silent(self._silence_s_max)
                 raise LinkError(self._link.node_id, f"no reply within {self._silence_s_max:g} s")
             await asyncio.wait((future,), timeout=patience_s)
         return future.result()
@@ -139,15 +162,17 @@ class HopLink:
     def __init__(self, node_id: NodeId, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.node_id = node_id
         self._socket = socket
+        self._heard_at = monotonic()
         self._sessions: dict[SessionId, DownstreamSession] = {}
 
     @property
     def is_broken(self) -> bool:
         return self._socket.closed
 
-    def add_session(self, session_id: SessionId, *, later_hops: int = 0) -> DownstreamSession:
-        """``later_hops``: how many hops there are behind the one this link leads to."""
-        session = DownstreamSession(self, session_id, later_hops=later_hops)
+    def add_session(self, session_id: SessionId, *, silence_s_max: float | None = None) -> DownstreamSession:
+        """``silence_s_max``: how long the session bears no word from the other end; None: ``SILENCE_S_MAX``."""
+        patience_s = SILENCE_S_MAX if silence_s_max is None else silence_s_max
+        session = DownstreamSession(self, session_id, silence_s_max=patience_s)
         self._sessions[session_id] = session
         return session
 
@@ -160,6 +185,13 @@ class HopLink:
             await self._socket.send_bytes(encode_frame(header, payload))
         except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
             raise LinkError(self.node_id, f"the link broke: {error}") from error
+
+    async def give_up_if_silent(self, silence_s_max: float) -> None:
+        """A link that brings no word of any session leads nowhere: the next chat must try to connect anew."""
+        if monotonic() - self._heard_at >= silence_s_max:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_S_MAX):
+                    await self._socket.close()
 
     async def close(self) -> None:
         await self._socket.close()
@@ -174,6 +206,7 @@ class HopLink:
                 header, _ = decode_frame(message.data)
                 if isinstance(header, Greeting):
                     raise RemoteProtocolError("a second greeting")
+                self._heard_at = monotonic()
                 if (session := self._sessions.get(_session_of(header))) is not None:
                     session.accept(header)
         except RemoteProtocolError as error:

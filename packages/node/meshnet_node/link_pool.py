@@ -7,7 +7,7 @@ from time import monotonic
 import aiohttp
 
 from meshnet_node.errors import LinkError
-from meshnet_node.link import LINK_PATH, PING_PERIOD_S, HopLink
+from meshnet_node.link import CLOSE_S_MAX, LINK_PATH, PING_PERIOD_S, HopLink
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import FRAME_BYTES_MAX, Greeting, check_greeting, decode_frame, encode_frame
 from meshnet_protocol.ids import NodeId
@@ -83,7 +83,10 @@ class LinkPool:
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 socket = await self._http.ws_connect(
-                    url.rstrip("/") + LINK_PATH, max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S
+                    url.rstrip("/") + LINK_PATH,
+                    max_msg_size=FRAME_BYTES_MAX,
+                    heartbeat=PING_PERIOD_S,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S_MAX),
                 )
                 await self._greet(node_id, socket)
         except RemoteProtocolError as error:

@@ -189,6 +189,7 @@ class _InboundLink:
             code=error.code if isinstance(error, NodeError) else NodeError.code,
             message=str(error) or type(error).__name__,
             culprit=self._culprit_of(error),
+            reporter=self._reporter_of(error),
         )
         inbound = self._sessions.pop(session_id)
         await self._send(failed)
@@ -202,6 +203,15 @@ class _InboundLink:
                 return error.node_id
             case _:
                 return self._hops.node_id
+
+    def _reporter_of(self, error: Exception) -> NodeId | None:
+        match error:
+            case RemoteHopError():
+                return error.reporter
+            case LinkError():
+                return self._hops.node_id
+            case _:
+                return None
 
     async def _send(self, header: FrameHeader) -> None:
         # When the link is gone, serve() is ending and takes the sessions with it.

@@ -1,12 +1,16 @@
 """What ``meshnet model`` shows and does: which models are here, what one is made of, what a cut would need."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from meshnet_node.engine.api import EngineOptions, MemoryNeed, ModelFile, cached_slice, check_cut, memory_need
 from meshnet_node.errors import LayerKindsError, ModelFileError
-from meshnet_node.model_source import MODEL_PACKAGES, resolve_model
+from meshnet_node.model_source import MODEL_PACKAGES, package_parts, resolve_model
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import ModelCard, SharedFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,8 @@ class KeptFile:
     byte_count: int
     """On the disk; holes left out."""
     path: Path
+    used_at: float = 0.0
+    """Unix time at which it was made, or a node last loaded it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +42,14 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
     found = []
     for name in sorted(MODEL_PACKAGES):
         try:
-            found.append(_kept(name, "package", resolve_model(name)))
+            parts = package_parts(name)
         except ModelFileError:
             continue
+        path = parts[0] if len(parts) == 1 else parts[0].parent
+        found.append(KeptFile(name, "package", sum(part.stat().st_size for part in parts), path))
+    found += [
+        _kept(path.stem, "package, put together", path) for path in sorted((cache_dir / "packages").glob("*.gguf"))
+    ]
     found += [_kept(path.stem, "download", path) for path in sorted((cache_dir / "downloads").glob("*/*.gguf"))]
     found += [_kept(path.stem, "layers", path) for path in sorted((cache_dir / "slices").glob("[!.]*.gguf"))]
     return found
@@ -47,12 +58,66 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
 def _kept(name: str, kind: str, path: Path) -> KeptFile:
     state = path.stat()
     blocks = getattr(state, "st_blocks", None)
-    return KeptFile(name, kind, state.st_size if blocks is None else min(state.st_size, blocks * 512), path)
+    byte_count = state.st_size if blocks is None else min(state.st_size, blocks * 512)
+    return KeptFile(name, kind, byte_count, path, state.st_mtime)
+
+
+def unused_files(cache_dir: Path, *, since: float) -> list[KeptFile]:
+    """What could be made or fetched again and no node has loaded since then: slices, downloads, unfinished ones too.
+
+    Packages stay; headers are small and are what a model is known by.
+    """
+    patterns = ("slices/*", "slices/.*", "downloads/*/*", "downloads/*/.*", "packages/*.gguf")
+    files = {path for pattern in patterns for path in cache_dir.glob(pattern) if path.is_file()}
+    kept = [_kept(path.name, "unused", path) for path in sorted(files)]
+    return [file for file in kept if file.used_at < since]
+
+
+def delete(files: Iterable[KeptFile]) -> int:
+    """Bytes that are free again. A node that still uses one of them goes on undisturbed. Raises ModelFileError."""
+    freed = 0
+    for file in files:
+        try:
+            file.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ModelFileError(f"{file.path} cannot be deleted ({error.strerror})") from error
+        freed += file.byte_count
+    return freed
 
 
 def pull(model: ModelFile, layers: LayerRange | None, cache_dir: Path) -> Path:
     """Fetch and keep these layers, so that a node starts at once later. Raises NodeError."""
     return cached_slice(model, layers or LayerRange(0, model.layer_count - 1), cache_dir)
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModel:
+    """A model file on this machine, and all that others must know to fetch and check parts of it."""
+
+    path: Path
+    card: ModelCard
+    shared: SharedFile
+    manifest: bytes
+
+
+def whole_models(text: str, cache_dir: Path) -> list[WholeModel]:
+    """The model that ``text`` names, or all those in a folder; hashes each file the first time. Raises NodeError."""
+    folder = Path(text).expanduser()
+    paths = sorted(folder.glob("*.gguf")) if folder.is_dir() else [resolve_model(text, cache_dir)]
+    if not paths:
+        raise ModelFileError(f"there is no .gguf file in {folder}")
+    return [_whole_model(ModelFile.open(path), cache_dir) for path in paths]
+
+
+def _whole_model(model: ModelFile, cache_dir: Path) -> WholeModel:
+    shared = SharedFile(
+        file_name=model.path.name,
+        byte_count=model.path.stat().st_size,
+        fingerprint=model.fingerprint(cache_dir),
+        has_manifest=True,
+    )
+    manifest = msgspec.json.encode(model.cached_manifest(cache_dir))
+    return WholeModel(model.path, model.card(cache_dir), shared, manifest)
 
 
 def needs_at(model: ModelFile, cuts: list[int], options: EngineOptions) -> list[CutNeed]:

@@ -3,7 +3,7 @@
 Everything here may refuse the request, and nothing has been promised to the client yet.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import msgspec
 from meshnet_node.answer_parser import AnswerParser, thinking_mark_at_end
 from meshnet_node.engine.api import GrammarWriter, RenderedChat, Vocabulary, grammar_of_schema
 from meshnet_node.errors import ContextOverflowError, GrammarError, RequestError
+from meshnet_node.prompt_shield import Shield, Span, SpecialNames
 from meshnet_node.tool_format import (
     HERMES,
     ToolFormat,
@@ -49,8 +50,17 @@ class Work:
     reading: Reading | None
 
 
-def understand(vocabulary: Vocabulary, request: HeadRequest, *, context_tokens: int) -> Work:
-    """Raises TemplateError, GrammarError or RequestError, ContextOverflowError among them."""
+def understand(
+    vocabulary: Vocabulary,
+    request: HeadRequest,
+    *,
+    context_tokens: int,
+    check_grammar: Callable[[str], None] | None = None,
+) -> Work:
+    """``check_grammar`` may be left out for requests that shape nothing.
+
+    Raises TemplateError, GrammarError or RequestError, ContextOverflowError among them, NoFreeSlotError.
+    """
     if request.prompts:
         prompts = tuple(_encode_text(vocabulary, prompt, context_tokens) for prompt in request.prompts)
         work = Work(prompts, _own_grammar(request), None)
@@ -58,8 +68,9 @@ def understand(vocabulary: Vocabulary, request: HeadRequest, *, context_tokens: 
         work = _understand_chat(vocabulary, request, context_tokens)
     check_context(work.prompts, context_tokens)
     if work.grammar:
+        assert check_grammar is not None
         try:
-            vocabulary.check_grammar(work.grammar)
+            check_grammar(work.grammar)
         except GrammarError as error:
             raise error.about("grammar" if request.grammar else None) from error
     return work
@@ -98,9 +109,12 @@ def sampling_of(
 
 def _understand_chat(vocabulary: Vocabulary, request: HeadRequest, context_tokens: int) -> Work:
     messages = template_messages(request.messages)
-    chat, tool_format = _render(vocabulary, messages, request.tools)
+    written = [messages, msgspec.to_builtins(request.tools)]
+    shield = Shield(SpecialNames(vocabulary.control_names), written)
+    tools = msgspec.convert(shield.cover(written[1]), list[Tool])
+    chat, tool_format = _render(vocabulary, shield.cover(messages), tools)
     _check_size(chat.text, context_tokens)
-    ids = vocabulary.tokenize(chat.text, add_special=chat.add_special, parse_special=True)
+    ids = _tokenize(vocabulary, shield.spans(chat.text), add_special=chat.add_special)
     names = frozenset(tool.name for tool in request.tools)
     marks = [*(tool_format.markers if names else ()), "<think>", "</think>", "[THINK]", "[/THINK]"]
     markers = {token: mark.encode() for mark in marks if (token := vocabulary.marker_token(mark)) is not None}
@@ -121,6 +135,14 @@ def _render(
     if chat.text != bare.text:
         return chat, format_of_template(vocabulary.chat_template.source)
     return vocabulary.render_chat(describe_in_system(messages, tools)), HERMES
+
+
+def _tokenize(vocabulary: Vocabulary, spans: Sequence[Span], *, add_special: bool) -> list[int]:
+    ids: list[int] = []
+    for index, span in enumerate(spans):
+        begins = add_special and index == 0
+        ids += vocabulary.tokenize(span.text, add_special=begins, parse_special=not span.is_plain)
+    return ids
 
 
 def _own_grammar(request: HeadRequest) -> str:

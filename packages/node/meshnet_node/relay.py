@@ -16,13 +16,15 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
+import msgspec
+
 from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
-from meshnet_node.errors import PlanError, RemoteHopError, TicketError
-from meshnet_node.link import DownstreamSession
+from meshnet_node.errors import LinkError, PlanError, RemoteHopError, TicketError
+from meshnet_node.link import DownstreamSession, silence_s_max
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
-from meshnet_protocol.frames import Greeting, OpenSession, Step
+from meshnet_protocol.frames import Greeting, OpenSession, SessionOpened, Step, StepReply
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
@@ -71,14 +73,25 @@ class HopSession:
 
     async def run_step(self, step: StepInput, token_count: int) -> HopReply:
         """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
+        return await (await self.begin_step(step, token_count)).wait()
+
+    async def begin_step(self, step: StepInput, token_count: int) -> "PendingStep":
+        """Run the rows here and send them on. Raises NodeError, LinkError or RemoteHopError."""
         self._count_draw(step)
         arrived_s = perf_counter()
         async with self._in_order:
             turn_s = perf_counter() - arrived_s
             result = await self._engine.step(self._at_engine, step)
+            mine = HopTiming(
+                node_id=self._node_id,
+                steps=1,
+                # What it waited for earlier steps of its own session, and for those of others.
+                queue_s=turn_s + result.queue_s,
+                compute_s=result.compute_s,
+                link_s=0.0,
+            )
             if self._downstream is None:
-                timing = self._timing(result, turn_s=turn_s, link_s=0.0)
-                return HopReply(result.token_id, result.logprobs, (timing,))
+                return PendingStep(step, mine, at_tail=result)
             assert result.hidden is not None
             onward = Step(
                 session_id=self._downstream.session_id,
@@ -88,13 +101,7 @@ class HopSession:
             )
             sent_at = perf_counter()
             waiting = await self._downstream.send_step(onward, result.hidden)
-        reply = await self._downstream.wait_reply(waiting)
-        if step.wants_token and reply.token_id is None:
-            raise RemoteHopError(reply.timings[-1].node_id if reply.timings else None, "no_token", "no token was drawn")
-        elsewhere_s = sum(hop.queue_s + hop.compute_s + hop.link_s for hop in reply.timings)
-        link_s = max(0.0, perf_counter() - sent_at - elsewhere_s)
-        timing = self._timing(result, turn_s=turn_s, link_s=link_s)
-        return HopReply(reply.token_id, reply.logprobs, (timing, *reply.timings))
+        return PendingStep(step, mine, downstream=self._downstream, waiting=waiting, sent_at=sent_at)
 
     def _count_draw(self, step: StepInput) -> None:
         if step.wants_token:
@@ -102,15 +109,35 @@ class HopSession:
             if self._draws_left < 0:
                 raise TicketError("the session asks for more tokens than its ticket allows")
 
-    def _timing(self, result: StepResult, *, turn_s: float, link_s: float) -> HopTiming:
-        """``turn_s``: how long the step waited for earlier steps of its own session."""
-        return HopTiming(
-            node_id=self._node_id,
-            steps=1,
-            queue_s=turn_s + result.queue_s,
-            compute_s=result.compute_s,
-            link_s=link_s,
-        )
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step whose rows this hop has computed and, unless it is the tail, sent on."""
+
+    step: StepInput
+    mine: HopTiming
+    at_tail: StepResult | None = None
+    downstream: DownstreamSession | None = None
+    waiting: "asyncio.Future[StepReply | SessionOpened] | None" = None
+    sent_at: float = 0.0
+
+    @property
+    def is_answered(self) -> bool:
+        return self.waiting is None or self.waiting.done()
+
+    async def wait(self) -> HopReply:
+        """Raises LinkError or RemoteHopError."""
+        if self.at_tail is not None:
+            return HopReply(self.at_tail.token_id, self.at_tail.logprobs, (self.mine,))
+        assert self.downstream is not None
+        assert self.waiting is not None
+        reply = await self.downstream.wait_reply(self.waiting)
+        if self.step.wants_token and reply.token_id is None:
+            raise RemoteHopError(reply.timings[-1].node_id if reply.timings else None, "no_token", "no token was drawn")
+        elsewhere_s = sum(hop.queue_s + hop.compute_s + hop.link_s for hop in reply.timings)
+        link_s = max(0.0, perf_counter() - self.sent_at - elsewhere_s)
+        mine = msgspec.structs.replace(self.mine, link_s=link_s)
+        return HopReply(reply.token_id, reply.logprobs, (mine, *reply.timings))
 
 
 def greeting_of(node_id: NodeId, engine: Engine) -> Greeting:
@@ -156,7 +183,11 @@ class HopService:
     ) -> AsyncIterator[HopSession]:
         is_last = request.hop_index == len(request.plan.hops) - 1
         wanted = SessionRequest(
-            request.plan.session_id, layers, request.sampling if is_last else None, prefix=request.prefix
+            request.plan.session_id,
+            layers,
+            request.sampling if is_last else None,
+            prefix=request.prefix,
+            hop_count=len(request.plan.hops),
         )
         at_engine = await self.admission.wait_session(wanted)
         downstream: DownstreamSession | None = None
@@ -178,9 +209,13 @@ class HopService:
     async def _open_downstream(self, request: OpenSession) -> tuple[DownstreamSession, int]:
         """The session on all later hops, and the smallest context among them."""
         following = request.plan.hops[request.hop_index + 1]
-        link = await self._links.wait_link(following.node_id, following.url)
-        later_hops = len(request.plan.hops) - request.hop_index - 2
-        downstream = link.add_session(request.plan.session_id, later_hops=later_hops)
+        patience_s = silence_s_max(request.plan, request.hop_index)
+        try:
+            async with asyncio.timeout(patience_s):
+                link = await self._links.wait_link(following.node_id, following.url)
+        except TimeoutError as error:
+            raise LinkError(following.node_id, f"no connection within {patience_s:g} s") from error
+        downstream = link.add_session(request.plan.session_id, silence_s_max=patience_s)
         try:
             opened = await downstream.wait_opened(
                 OpenSession(

@@ -25,7 +25,7 @@ from aiohttp import web
 from meshnet_node.admission import Admission
 from meshnet_node.chat_writer import ChatWriter, error_body
 from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
-from meshnet_node.errors import NodeError, RequestError, SettingsError
+from meshnet_node.errors import EngineClosedError, NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
 from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
@@ -45,6 +45,8 @@ from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
+ENGINE_ANSWER_S_MAX = 1.5
+"""For the engine's thread to say that it is there. It answers between two decodes."""
 DRAIN_LOOK_PERIOD_S = 0.05
 SSE_DONE = b"data: [DONE]\n\n"
 
@@ -94,10 +96,13 @@ class NodeApp:
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
+        """200 only if the engine's thread answers: a node whose engine hangs still takes connections."""
         engine = self._engine
+        is_well = await self._is_engine_well()
         return web.json_response(
-            {
-                "status": "ok",
+            status=200 if is_well else 503,
+            data={
+                "status": "ok" if is_well else str(engine.failure or "the engine does not answer"),
                 "node_id": self._identity.node_id,
                 "model": engine.card.model_key,
                 "layers": str(engine.shard),
@@ -106,8 +111,16 @@ class NodeApp:
                 "waiting": self._admission.waiting_count,
                 "kv_tokens": engine.kv_tokens,
                 "slots": engine.options.slots,
-            }
+            },
         )
+
+    async def _is_engine_well(self) -> bool:
+        try:
+            async with asyncio.timeout(ENGINE_ANSWER_S_MAX):
+                await self._engine.wait_answer()
+        except (TimeoutError, EngineClosedError):
+            return False
+        return True
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI chat stream. What can be refused is refused before the 200, as an OpenAI error object."""
@@ -117,7 +130,7 @@ class NodeApp:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if bool(body.messages) == bool(body.prompts):
             return error_response(RequestError("a request has either messages or prompts"))
-        writer = ChatWriter(model=self._engine.card.name)
+        writer = ChatWriter(model=self._engine.card.name, for_tracker=body.meshnet is not None)
         response: web.StreamResponse | None = None
         try:
             async with self._chats.open_chat(body) as chat:
@@ -261,11 +274,22 @@ async def _serve_shard(
         async with serving(app.build(), listener, settings.server_tls):
             log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
             running = tasks.create_task(client.run(), name="membership")
+            loop = asyncio.get_running_loop()
+            engine.watch_failure(lambda: _stop_from_elsewhere(loop, stop))
             await stop.wait()
-            await _drain(client, admission, settings.drain_timeout_s)
+            if engine.failure is None:
+                await _drain(client, admission, settings.drain_timeout_s)
             running.cancel()
             await client.leave()
         await links.close()
+    if engine.failure is not None:
+        # A node that cannot compute must not stay; whoever supervises the process may start it anew.
+        raise engine.failure
+
+
+def _stop_from_elsewhere(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    with suppress(RuntimeError):  # the loop was closed: it has stopped already
+        loop.call_soon_threadsafe(stop.set)
 
 
 async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:

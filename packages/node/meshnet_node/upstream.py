@@ -1,24 +1,27 @@
 """A node without layers of its own: in front of a server that speaks OpenAI's protocol and has the whole model.
 
 That is how a machine room with vLLM, SGLang, Ollama or llama-server joins: the mesh sees one node that holds all
-layers. HTTP in, HTTP out: chats are handed on as they are, their chunks come back as they are. The model counts
-as one layer, because nobody can enter it in the middle, and its fingerprint is made of address and name: nothing
-is known of its weights, so it is never mixed with shards of a file.
+layers. Requests go on in OpenAI's own dialect, and chunks come back as a head's (``upstream_dialect.py``). The model
+counts as one layer, because nobody can enter it in the middle, and its fingerprint is made of address and name:
+nothing is known of its weights, so it is never mixed with shards of a file.
 """
 
 import asyncio
 import hashlib
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from typing import Any
+from uuid import uuid4
 
 import aiohttp
 import msgspec
 
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
+from meshnet_node.upstream_dialect import AnswerReader, UpstreamAsk, asks_of, sum_usage
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import ModelCard
+from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, ModelCard, Usage
 
 ONE_LAYER = LayerRange(0, 0)
 PROBE_TOKENS = 32
@@ -58,35 +61,50 @@ class Upstream:
         return max(tokens, 1) / (time.perf_counter() - began_s)
 
     @asynccontextmanager
-    async def open_chat(self, body: dict[str, Any]) -> AsyncIterator[AsyncGenerator[bytes, None]]:
-        """The chat's events, once the upstream has accepted it; a usage event is among them.
+    async def open_chat(self, request: HeadRequest) -> AsyncIterator[AsyncGenerator[ChatChunk, None]]:
+        """The request's chunks, once the upstream has accepted its first answer; usage is the last of them.
 
         Raises UpstreamError, UpstreamRefusalError.
         """
         self.queue_depth += 1
         try:
-            asked = {name: value for name, value in body.items() if value is not None and name != "meshnet"}
-            asked |= {"model": self.card.name, "stream": True, "stream_options": {"include_usage": True}}
-            async with self._post(asked) as response, aclosing(_events(response)) as events:
-                yield events
+            asks = deque(asks_of(request, self.card.name))
+            if request.max_tokens == 0:  # servers take it for "without limit", or refuse it
+                yield self._nothing(asks)
+                return
+            async with self._post(asks[0]) as response, aclosing(self._answers(request, asks, response)) as chunks:
+                yield chunks
         finally:
             self.queue_depth -= 1
 
-    async def collect(self, body: dict[str, Any]) -> bytes:
-        """The whole answer at once, as the upstream gives it. Raises UpstreamError, UpstreamRefusalError."""
-        self.queue_depth += 1
-        try:
-            asked = {name: value for name, value in body.items() if value is not None and name != "meshnet"}
-            async with self._post({**asked, "model": self.card.name, "stream": False}) as response:
-                return await response.read()
-        finally:
-            self.queue_depth -= 1
+    async def _answers(
+        self, request: HeadRequest, asks: "deque[UpstreamAsk]", first: aiohttp.ClientResponse
+    ) -> AsyncGenerator[ChatChunk, None]:
+        readers: list[AnswerReader] = []
+        chunk = self._new_chunk()
+        for ask in asks:
+            readers.append(reader := AnswerReader(ask.index))
+            opened = nullcontext(first) if ask is asks[0] else self._post(ask)
+            async with opened as response, aclosing(_events(response)) as events:
+                async for event in events:
+                    if choice := _read(reader, event):
+                        yield msgspec.structs.replace(chunk, choices=[choice])
+            yield msgspec.structs.replace(chunk, choices=reader.finish())
+        yield msgspec.structs.replace(chunk, usage=sum_usage(readers, request.n))
+
+    async def _nothing(self, asks: "deque[UpstreamAsk]") -> AsyncGenerator[ChatChunk, None]:
+        ends = [Choice(index=ask.index, delta=Delta(), finish_reason="length") for ask in asks]
+        no_tokens = Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
+        yield msgspec.structs.replace(self._new_chunk(), choices=ends, usage=no_tokens)
+
+    def _new_chunk(self) -> ChatChunk:
+        return ChatChunk(id=f"chatcmpl-{uuid4().hex}", created=int(time.time()), model=self.card.name, choices=[])
 
     @asynccontextmanager
-    async def _post(self, body: dict[str, Any]) -> AsyncIterator[aiohttp.ClientResponse]:
-        url = f"{self._url}/chat/completions"
+    async def _post(self, ask: UpstreamAsk) -> AsyncIterator[aiohttp.ClientResponse]:
+        url = f"{self._url}{ask.path}"
         try:
-            async with self._http.post(url, json=body, headers=self._headers) as response:
+            async with self._http.post(url, json=ask.body, headers=self._headers) as response:
                 if response.status != 200:
                     raise await _error_of(response)
                 yield response
@@ -95,14 +113,15 @@ class Upstream:
 
     async def _probe(self, tokens: int) -> int:
         messages = [{"role": "user", "content": "Count from one to fifty, in words."}]
+        request = HeadRequest(messages=messages, max_tokens=tokens, temperature=0.0)
+        count = 0
         try:
-            async with asyncio.timeout(PROBE_TIMEOUT_S):
-                answer = await self.collect({"messages": messages, "max_tokens": tokens, "temperature": 0})
-            return int(msgspec.json.decode(answer)["usage"]["completion_tokens"])
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-            raise UpstreamError(f"{self._url} answers chats without usage; it cannot be measured") from error
+            async with asyncio.timeout(PROBE_TIMEOUT_S), self.open_chat(request) as chunks:
+                async for chunk in chunks:
+                    count = chunk.usage.completion_tokens if isinstance(chunk.usage, Usage) else count
         except TimeoutError as error:
             raise UpstreamError(f"{self._url} took longer than {PROBE_TIMEOUT_S:g} s for {tokens} tokens") from error
+        return count
 
 
 async def find_card(http: aiohttp.ClientSession, url: str, name: str | None, *, key: str | None = None) -> ModelCard:
@@ -160,22 +179,21 @@ async def _error_of(response: aiohttp.ClientResponse) -> UpstreamError:
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:
-    """The data of each event, ``[DONE]`` left out. Servers that send no usage get one made of their chunks."""
-    has_usage, pieces = False, 0
+    """The data of each event, up to ``[DONE]``, which is left out."""
     try:
         async for line in response.content:
             data = line.strip().removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
             if data == DONE:
-                break
+                return
             if data:
-                chunk = msgspec.json.decode(data)
-                has_usage = has_usage or chunk.get("usage") is not None
-                pieces += any(choice.get("delta", {}).get("content") for choice in chunk.get("choices", ()))
                 yield data
-        else:
-            raise UpstreamError("the upstream ended its stream early")
-    except (msgspec.MsgspecError, AttributeError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise UpstreamError(f"the upstream sent an unreadable stream: {error}") from error
-    if not has_usage:
-        usage = {"prompt_tokens": 0, "completion_tokens": pieces, "total_tokens": pieces}
-        yield msgspec.json.encode({"choices": [], "usage": usage})
+    raise UpstreamError("the upstream ended its stream early")
+
+
+def _read(reader: AnswerReader, event: bytes) -> Choice | None:
+    try:
+        return reader.read(msgspec.json.decode(event, type=dict[str, Any]))
+    except (msgspec.MsgspecError, KeyError, IndexError, AttributeError, TypeError, ValueError) as error:
+        raise UpstreamError(f"the upstream sent an unreadable stream: {error}") from error

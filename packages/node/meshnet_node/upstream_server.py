@@ -32,7 +32,7 @@ from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation
-from meshnet_protocol.messages import LayerSpan, PlannedHop, Registration, RoutePlan
+from meshnet_protocol.messages import HeadRequest, LayerSpan, PlannedHop, Registration, RoutePlan
 
 log = structlog.get_logger()
 
@@ -59,19 +59,21 @@ class UpstreamApp:
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = msgspec.json.decode(await request.read(), type=dict[str, object])
+            body = msgspec.json.decode(await request.read(), type=HeadRequest)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
+        if not body.stream:
+            return error_response(
+                RequestError("this node only streams; ask the tracker, which gives whole answers too")
+            )
         response: web.StreamResponse | None = None
         try:
             with self._tickets.claim(self._plan_of(body)) as permit:
                 permit.is_spent = True
-                if not body.get("stream", True):
-                    return web.Response(body=await self._upstream.collect(body), content_type="application/json")
-                async with self._upstream.open_chat(body) as events:
+                async with self._upstream.open_chat(body) as chunks:
                     response = await start_sse(request)
-                    async for data in events:
-                        await response.write(b"data: " + data + b"\n\n")
+                    async for chunk in chunks:
+                        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         except NodeError as error:
             if response is None:
                 return error_response(error)
@@ -80,16 +82,12 @@ class UpstreamApp:
         await response.write_eof()
         return response
 
-    def _plan_of(self, body: dict[str, object]) -> RoutePlan:
-        """The request's plan, else one of this node alone. Raises RequestError or PlanError."""
+    def _plan_of(self, request: HeadRequest) -> RoutePlan:
+        """The request's plan, else one of this node alone. Raises PlanError."""
         me, model_key = self._identity.node_id, self._upstream.card.model_key
-        if (told := body.get("meshnet")) is None:
+        if (plan := request.meshnet) is None:
             alone = PlannedHop(node_id=me, url="", start_layer=0, end_layer=self._upstream.shard.last)
             return RoutePlan(session_id=new_session_id(), model_key=model_key, hops=(alone,))
-        try:
-            plan = msgspec.convert(told, RoutePlan)
-        except msgspec.ValidationError as error:
-            raise RequestError(f"the request's plan is none: {error}") from error
         if plan.model_key != model_key or [hop.node_id for hop in plan.hops] != [me]:
             raise PlanError(f"the plan is for {plan.model_key} on other nodes than {me}")
         return plan

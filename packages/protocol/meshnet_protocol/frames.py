@@ -86,6 +86,8 @@ class SessionFailed(msgspec.Struct, frozen=True, tag="failed", kw_only=True):
     code: str
     message: str
     culprit: NodeId | None = None
+    reporter: NodeId | None = None
+    """Who found the culprit unreachable or silent, if that is what failed: the link between the two is broken."""
 
 
 class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):

@@ -175,6 +175,9 @@ class RoutePlan(Message, frozen=True, kw_only=True):
     hops: tuple[PlannedHop, ...]
     ticket: str = ""
     """The tracker's signature under all this (``tickets.py``)."""
+    token_timeout_s: float | None = None
+    """How long the tracker bears a chat without a sign of life. Hops give up on each other sooner, so that it is
+    they who say where the silence comes from."""
 
 
 class Sampling(Message, frozen=True, kw_only=True):
@@ -228,6 +231,17 @@ class Tool(Message, frozen=True, kw_only=True):
     parameters: dict[str, Any] = {}
 
 
+class ChoiceSoFar(Message, frozen=True, kw_only=True):
+    """One answer as far as another head has brought it."""
+
+    token_ids: tuple[int, ...] = ()
+    """All that were drawn, the prompt's not among them."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the last tokens, those whose probabilities the client has not got yet, if it asked for any."""
+    is_finished: bool = False
+    """Nothing more is to be drawn or said of it."""
+
+
 class HeadRequest(Message, frozen=True, kw_only=True):
     """Body of a chat or a text completion at a head: an OpenAI request, already normalised.
 
@@ -263,7 +277,13 @@ class HeadRequest(Message, frozen=True, kw_only=True):
     tools: list[Tool] = []
     tool_choice: str = "auto"
     """``auto``, ``required``, or the name of the one tool that must be called."""
+    so_far: tuple[ChoiceSoFar, ...] = ()
+    """A resumption: the answers that other heads have begun, in order. The head says only what they did not."""
     meshnet: RoutePlan | None = None
+
+    @property
+    def resumed_tokens(self) -> int:
+        return sum(len(choice.token_ids) for choice in self.so_far)
 
 
 class HopTiming(Message, frozen=True, kw_only=True):
@@ -278,11 +298,23 @@ class HopTiming(Message, frozen=True, kw_only=True):
     """Between this hop and the next, both ways; 0 at the tail."""
 
 
-class HeadReport(Message, frozen=True, kw_only=True):
-    """The ``meshnet`` object on a head's stream chunks: what the tracker keeps and the client never sees."""
+class HeadReport(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The ``meshnet`` object on a head's stream chunks: what the tracker keeps and the client never sees.
+
+    The first one of a stream says how long the prompt is and what is resumed; the chunks that follow until the
+    first token say how much of the prompt is computed, which is a sign of life.
+    """
 
     token_ids: tuple[int, ...] = ()
-    """Tokens drawn since the previous chunk; text may lag behind them."""
+    """Tokens drawn since the previous chunk, of the chunk's choice; text may lag behind them."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of these tokens, where the request asks for any: raw, and before their text may be shown."""
+    prompt_tokens: int | None = None
+    """All prompts together."""
+    resumed_tokens: int = 0
+    """Tokens of the request's ``so_far`` that this head goes on from: all of them, or it cannot resume."""
+    prefilled_tokens: int = 0
+    """Rows of the present answer's prompt, and of what is resumed of it, that every hop has computed."""
     timings: tuple[HopTiming, ...] = ()
     """On the last chunk only: each hop, in route order."""
 

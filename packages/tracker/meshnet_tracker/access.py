@@ -28,7 +28,7 @@ LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
 LOGIN_COOKIE = "meshnet_login"
 LOGIN_S = 12 * 3600
 OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health")
-MEMBER_PATHS = frozenset({"/v1/nodes", "/v1/nodes/suggest"})
+MEMBER_PATH = re.compile(r"/v1/nodes|/v1/nodes/suggest|/v1/store(/.*)?")
 NODE_PATHS = frozenset(f"/v1/nodes/{verb}" for verb in ("greeting", "register", "heartbeat", "leave"))
 _PUBLIC_PATH = re.compile(r"/health|/login|/logout|/ui(/.*)?")
 
@@ -45,7 +45,7 @@ class Role(IntEnum):
     NOBODY = 0
     CLIENT = 1
     SIGNER = 2
-    """Has signed the request; whether by a wallet that may is for the endpoint to check."""
+    """Has signed the request; whether by a wallet that may is still to be checked."""
     ADMIN = 3
 
 
@@ -62,7 +62,7 @@ def surface_of(path: str) -> Surface:
         return Surface.PUBLIC
     if path in NODE_PATHS:
         return Surface.NODE
-    if path in MEMBER_PATHS:
+    if MEMBER_PATH.fullmatch(path):
         return Surface.MEMBER
     return Surface.CLIENT if OPENAI_PATH.fullmatch(path) else Surface.ADMIN
 

@@ -12,12 +12,30 @@ import ipaddress
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
-from meshnet_tracker.access import LOGIN_PATH, NODE_PATHS, OPENAI_PATH, Access, Refusal, client_name, surface_of
+from meshnet_tracker.access import (
+    LOGIN_PATH,
+    NODE_PATHS,
+    OPENAI_PATH,
+    Access,
+    Refusal,
+    Role,
+    Surface,
+    client_name,
+    surface_of,
+)
 from meshnet_tracker.asgi import CHAT_PATH, COMPLETION_PATH, Asgi, Headers, Message, Receive, Scope, Send, send_error
-from meshnet_tracker.openai_errors import HttpError, foreign_host, foreign_origin, refused_access, wrong_method
+from meshnet_tracker.errors import NodeProofError
+from meshnet_tracker.openai_errors import (
+    HttpError,
+    foreign_host,
+    foreign_origin,
+    refused_access,
+    to_http,
+    wrong_method,
+)
 
 CORS_MAX_AGE_S = 86400
 PAGE_PATH = "/"
@@ -29,6 +47,7 @@ _EXPOSE = (b"access-control-expose-headers", b"x-request-id, x-meshnet-route, re
 class TrackerApp:
     """``chat`` takes the chats, ``rest`` everything else, the lifespan included.
 
+    ``check_reader`` is told the headers of a signed question and what is asked; it raises NodeProofError.
     ``allowed_hosts``: names, beside addresses and localhost, by which the tracker may be called.
     """
 
@@ -38,12 +57,14 @@ class TrackerApp:
         chat: Asgi,
         rest: Asgi,
         access: Access,
+        check_reader: Callable[[Mapping[str, str], str], None],
         allowed_hosts: frozenset[str] = frozenset(),
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._chat = chat
         self._rest = rest
         self._access = access
+        self._check_reader = check_reader
         self._allowed_hosts = allowed_hosts
         self._wall_clock = wall_clock
 
@@ -53,6 +74,8 @@ class TrackerApp:
             return
         request_id = f"req_{uuid.uuid4().hex}"
         headers = dict(scope["headers"])
+        asked = scope.get("raw_path") or scope["path"].encode()
+        asked += b"?" + scope["query_string"] if scope["query_string"] else b""
         scope = _with_plain_path(scope, request_id, client_name(headers))
         path = scope["path"]
         is_openai = OPENAI_PATH.fullmatch(path) is not None
@@ -69,6 +92,8 @@ class TrackerApp:
             await send_error(send_with_id, error)
         elif (refusal := self._refusal(scope, headers)) is not None:
             await _refuse(refusal, path, send_with_id)
+        elif (error := self._unproven(scope, headers, asked)) is not None:
+            await send_error(send_with_id, error)
         elif path not in (CHAT_PATH, COMPLETION_PATH):
             await self._rest(scope, receive, send_with_id)
         elif scope["method"] != "POST":
@@ -80,6 +105,17 @@ class TrackerApp:
         role = self._access.role_of(headers, is_own_page=_is_own_origin(headers), now=self._wall_clock())
         scope["state"]["role"] = role
         return self._access.refusal(surface_of(scope["path"]), role)
+
+    def _unproven(self, scope: Scope, headers: dict[bytes, bytes], asked: bytes) -> HttpError | None:
+        """Why a signed question is not one of somebody who may join; None: it is, or nobody has to sign."""
+        if scope["state"]["role"] is not Role.SIGNER or surface_of(scope["path"]) is not Surface.MEMBER:
+            return None
+        try:
+            texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+            self._check_reader(texts, asked.decode("latin-1"))
+        except NodeProofError as error:
+            return to_http(error)
+        return None
 
     def _foreign(self, scope: Scope, headers: dict[bytes, bytes]) -> HttpError | None:
         """Why this is not for the page, or under the name, that it comes from; None: it is."""

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
-from meshnet_tracker.errors import BodyTooLargeError, ClientGoneError
+from meshnet_tracker.errors import ClientGoneError
 from meshnet_tracker.openai_errors import HttpError
 
 Scope = MutableMapping[str, Any]
@@ -20,21 +20,15 @@ CLIENT_WRITE_S_MAX = 30.0
 JSON_HEADERS = ((b"content-type", b"application/json"),)
 
 
-async def read_body(receive: Receive, *, bytes_max: int) -> bytes:
-    """The whole request body. Raises BodyTooLargeError, or ClientGoneError if it never came."""
-    parts: list[bytes] = []
-    received_bytes = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError("the client left while it was sending")
-        part = message.get("body", b"")
-        received_bytes += len(part)
-        if received_bytes > bytes_max:
-            raise BodyTooLargeError(f"The body exceeds {bytes_max} bytes.")
-        parts.append(part)
-        if not message.get("more_body", False):
-            return b"".join(parts)
+def client_key(scope: Scope) -> str:
+    """Who asks, as far as fairness goes: who was recognised by a key, else the key itself, else the address."""
+    recognised = scope.get("state", {}).get("client_key")
+    if isinstance(recognised, str):
+        return recognised
+    authorization: bytes | None = dict(scope["headers"]).get(b"authorization")
+    if authorization is not None:
+        return authorization.decode("latin-1")
+    return str(scope["client"][0]) if scope.get("client") else ""
 
 
 async def wait_until_gone(receive: Receive) -> None:

@@ -20,6 +20,7 @@ CallRecord = dict[str, Any]
 # What ``chat finished`` adds to a record, under the same names.
 _FINISHED_FIELDS = (
     "outcome",
+    "culprit",
     "finish_reason",
     "is_sampled",
     "prompt_tokens",
@@ -29,6 +30,10 @@ _FINISHED_FIELDS = (
     "ttft_s",
     "hops",
 )
+
+
+# What ``route failed`` adds to an attempt.
+_FAILED_FIELDS = ("error", "outcome", "culprit", "reporter", "drawn_tokens", "suspects")
 
 
 class CallBook:
@@ -80,14 +85,15 @@ class CallBook:
     def _begin_attempt(self, event: Json) -> None:
         call = self._known(event)
         attempt = {name: event[name] for name in ("mode", "reason", "signature")}
-        call["attempts"] = [*call["attempts"], attempt | {"error": None, "suspects": []}]
+        resumed = {"resumed_tokens": event["resumed_tokens"]}
+        call["attempts"] = [*call["attempts"], attempt | resumed | dict.fromkeys(_FAILED_FIELDS) | {"suspects": []}]
         chosen = {name: event[name] for name in ("model", "mode", "reason", "signature", "hops")}
         self._put(call | chosen | {"candidates": event.get("candidates", [])})
 
     def _fail_attempt(self, event: Json) -> None:
         call = self._known(event)
         if call["attempts"]:
-            failed = call["attempts"][-1] | {"error": event["error"], "suspects": event["suspects"]}
+            failed = call["attempts"][-1] | {name: event[name] for name in _FAILED_FIELDS}
             call["attempts"] = [*call["attempts"][:-1], failed]
         self._put(call)
 

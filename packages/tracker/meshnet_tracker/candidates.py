@@ -17,6 +17,7 @@ A candidate's prior, in tokens/s, is that of its slowest hop:
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.layers import LayerRange
@@ -56,6 +57,17 @@ class _Step:
         return self.node.shard.next_layer
 
 
+class _Head(NamedTuple):
+    """A head with what does not change with its load: every chat after a heartbeat ranks them anew."""
+
+    idle_tps: float
+    """Of its own layers with nothing else to do, which no load can better."""
+    place: int
+    """The higher, the earlier its id."""
+    next_layer: int
+    node: FleetNode
+
+
 class RouteStructure:
     """The chains that exist among some nodes, whatever their load."""
 
@@ -64,14 +76,18 @@ class RouteStructure:
         self._layer_count = layer_count
         steps = _best_steps(nodes, layer_count)
         # A head runs its whole shard: a node that merely contains layer 0 does not exist, shards start there.
-        self._heads = [
+        heads = [
             node
             for node in nodes
             if node.shard.first == 0
             and 0 in node.entry_layers
             and (node.shard.next_layer == layer_count or node.shard.next_layer in steps)
         ]
-        self._steps = _reachable(steps, {head.shard.next_layer for head in self._heads})
+        self._steps = _reachable(steps, {head.shard.next_layer for head in heads})
+        by_id = enumerate(sorted(heads, key=lambda head: head.node_id))
+        self._heads = sorted(
+            (_Head(_idle_tps(head), -place, head.shard.next_layer, head) for place, head in by_id), reverse=True
+        )
         self._routes: dict[NodeId, Route] = {}
 
     def rank(self, limit: int) -> tuple[Candidate, ...]:
@@ -80,12 +96,18 @@ class RouteStructure:
         for step in self._steps:
             layers_run = step.next_layer - step.start_layer
             bottlenecks[step.start_layer] = min(_hop_tps(step.node, layers_run), bottlenecks[step.next_layer])
-        scored = [
-            (-min(_hop_tps(head, head.shard.last + 1), bottlenecks[head.shard.last + 1]), head.node_id, index)
-            for index, head in enumerate(self._heads)
-        ]
-        best = heapq.nsmallest(limit, scored) if len(scored) > limit else sorted(scored)
-        return tuple(Candidate(self._route_of(self._heads[index]), -negated) for negated, _, index in best)
+        # A heap of the best so far, the worst of them on top. A head's place keeps equal ones in order of their ids.
+        best: list[tuple[float, int, FleetNode]] = []
+        for idle_tps, place, next_layer, node in self._heads:
+            is_full = len(best) == limit
+            if is_full and idle_tps < best[0][0]:
+                break  # This head and all after it are slower even when idle.
+            tps = min(idle_tps / (1 + node.queue_depth) * node.reputation, bottlenecks[next_layer])
+            if not is_full:
+                heapq.heappush(best, (tps, place, node))
+            elif (tps, place) > best[0][:2]:
+                heapq.heapreplace(best, (tps, place, node))
+        return tuple(Candidate(self._route_of(node), tps) for tps, _, node in sorted(best, reverse=True))
 
     def _route_of(self, head: FleetNode) -> Route:
         route = self._routes.get(head.node_id)
@@ -194,6 +216,10 @@ def explain_no_route(model: ServedModel) -> str:
 def prior_tps(route: Route, model: ServedModel) -> float:
     """Of the route's slowest hop, as its node's own figures promise; every node must be live."""
     return min(_hop_tps(model.nodes[hop.node_id], hop.layers.layer_count) for hop in route.hops)
+
+
+def _idle_tps(head: FleetNode) -> float:
+    return head.registration.layer_tokens_per_s / head.shard.next_layer
 
 
 def _hop_tps(node: FleetNode, layers_run: int) -> float:

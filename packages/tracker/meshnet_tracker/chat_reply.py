@@ -2,13 +2,12 @@
 
 Both kinds are fed the same words, in this order, by the proxy:
 
-    (restart  accept  write*)*  (finish | fail)
+    (accept  write*)*  (finish | fail)
 
-``restart`` begins an attempt and forgets the one before, which is allowed until the answer
-``is_committed``: until the client saw a part of it. That is the first piece of text of a stream, and the
-end of a whole answer. ``accept`` when a head took the chat. A choice's finish reason waits until the next
-choice begins or all is well: behind an error nothing may look finished. Ids, times and names are the tracker's
-own throughout, so that a change of head behind the scenes does not show.
+``accept`` when a head took the chat; another one that takes over goes on with ``write`` where the last one broke
+off. A choice's finish reason waits until the next choice begins or all is well: behind an error nothing may look
+finished. Ids, times and names are the tracker's own throughout, so that a change of head behind the scenes does
+not show.
 """
 
 import asyncio
@@ -33,11 +32,8 @@ STREAM_HEADERS = (
 class ChatReply(Protocol):
     """See the module's text for the order of calls. All raise ClientGoneError if nobody reads."""
 
-    @property
-    def is_committed(self) -> bool: ...
     async def accept(self, headers: Headers) -> None: ...
     async def write(self, choice: Choice) -> None: ...
-    def restart(self) -> None: ...
     async def finish(self, usage: Usage) -> None: ...
     async def fail(self, error: HttpError, headers: Headers) -> None: ...
 
@@ -63,7 +59,6 @@ class StreamedReply:
         self._index = 0
         self._finished: Choice | None = None
         self._sent_at = 0.0
-        self.is_committed = False
 
     async def accept(self, headers: Headers) -> None:
         """The 200 with its headers, a comment that makes proxies flush them, and the role; only the first time."""
@@ -79,17 +74,11 @@ class StreamedReply:
             await self._end_choice()
             await self._begin(choice.index)
         if not choice.delta.is_empty or choice.logprobs is not None:
-            self.is_committed = True
             await self._send_chunk([msgspec.structs.replace(choice, finish_reason=None)])
         if choice.finish_reason is not None:
             self._finished = Choice(index=choice.index, delta=Delta(), finish_reason=choice.finish_reason)
 
-    def restart(self) -> None:
-        assert not self.is_committed
-        self._finished = None
-
     async def finish(self, usage: Usage) -> None:
-        self.is_committed = True
         await self._end_choice()
         if self._includes_usage:
             await self._send_chunk([], usage)
@@ -119,7 +108,6 @@ class StreamedReply:
 
     async def _end_choice(self) -> None:
         if self._finished is not None:
-            self.is_committed = True
             await self._send_chunk([self._finished])
             self._finished = None
 
@@ -132,7 +120,7 @@ class StreamedReply:
 
 
 class WholeReply:
-    """One object at the end; until then a broken attempt leaves no trace."""
+    """One object at the end."""
 
     def __init__(self, send: Send, shape: ReplyShape, identity: ReplyIdentity | None) -> None:
         """Without an identity it can only fail: for a request that was never understood."""
@@ -141,7 +129,6 @@ class WholeReply:
         self._identity = identity
         self._choices: dict[int, WholeChoice] = {}
         self._headers: Headers = ()
-        self.is_committed = False
 
     async def accept(self, headers: Headers) -> None:
         self._headers = headers
@@ -149,12 +136,8 @@ class WholeReply:
     async def write(self, choice: Choice) -> None:
         self._choices.setdefault(choice.index, WholeChoice()).take(choice)
 
-    def restart(self) -> None:
-        self._choices.clear()
-
     async def finish(self, usage: Usage) -> None:
         assert self._identity is not None
-        self.is_committed = True
         body = self._shape.whole(self._identity, self._choices, usage)
         await send_json(self._send, 200, body, self._headers)
 

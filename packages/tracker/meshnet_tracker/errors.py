@@ -19,8 +19,9 @@ TrackerError
 │   ├── NoRouteError                  no chain of ready nodes holds all layers
 │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
 │   ├── NodeLostError                 every route that was tried broke
-│   │   └── EmptyAnswerError          ... and the last one by an answer without a single token
-│   └── OverloadedError               every route that was tried was full
+│   ├── OverloadedError               every route that was tried was full
+│   │   └── RateLimitedError          ... and this client has more waiting than anybody
+│   └── ShuttingDownError             the tracker was told to stop, and the chat would not end in time
 ├── AttemptFailedError                one route failed one chat; another may still serve it
 └── ClientGoneError                   nobody is listening any more
 """
@@ -29,6 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshnet_protocol.ids import NodeId
+from meshnet_tracker.outcomes import Outcome
 
 
 class TrackerError(Exception):
@@ -117,31 +119,58 @@ class RouteUnavailableError(MeshError):
 
 
 class NodeLostError(MeshError):
-    """The chat was lost with its node, and no other route is left to run it."""
+    """The chat was lost with its node, and no other route is left to run it.
 
+    ``outcome`` and ``culprit`` are those of the last attempt.
+    """
 
-class EmptyAnswerError(NodeLostError):
-    """Nothing was drawn where a token was due, on every route that was tried."""
+    def __init__(self, message: str, *, outcome: Outcome = Outcome.NODE_FAULT, culprit: NodeId | None = None) -> None:
+        super().__init__(message)
+        self.outcome = outcome
+        self.culprit = culprit
 
 
 class OverloadedError(MeshError):
     """Every route that was tried had no room."""
 
 
+class RateLimitedError(OverloadedError):
+    """There is no room, and the client waits with more requests than others already."""
+
+
+class ShuttingDownError(MeshError):
+    """The tracker is about to end, and the chat is not."""
+
+
 class AttemptFailedError(TrackerError):
     """One route failed one chat.
 
-    ``suspects`` are the nodes whose connection broke; ``is_overload`` says that the route was merely full,
-    ``is_empty`` that it answered without drawing a token.
+    ``culprit`` is the node at fault, as far as is known; without one it is the head. ``reporter`` is set if what
+    broke is the link from there to the culprit: then neither of the two is guilty yet. ``is_unreachable`` says that
+    the tracker itself could not reach the culprit, or heard nothing from it.
     """
 
     def __init__(
-        self, message: str, *, suspects: tuple[NodeId, ...] = (), is_overload: bool = False, is_empty: bool = False
+        self,
+        message: str,
+        *,
+        outcome: Outcome = Outcome.NODE_FAULT,
+        culprit: NodeId | None = None,
+        reporter: NodeId | None = None,
+        is_unreachable: bool = False,
+        is_blameless: bool = False,
     ) -> None:
         super().__init__(message)
-        self.suspects = suspects
-        self.is_overload = is_overload
-        self.is_empty = is_empty
+        self.is_blameless = is_blameless or outcome is Outcome.OVERLOAD
+        """It says nothing bad about anybody: a route that is full, or one that cannot take over this chat."""
+        self.outcome = outcome
+        self.culprit = culprit
+        self.reporter = reporter
+        self.is_unreachable = is_unreachable
+
+    @property
+    def is_overload(self) -> bool:
+        return self.outcome is Outcome.OVERLOAD
 
 
 class ClientGoneError(TrackerError):

@@ -3,10 +3,13 @@
 One way in: ``Fleet.handle(event, now)`` takes what nodes say, what the proxy suffered and the passing
 of time, and answers with effects for the caller to carry out. A node's life:
 
-    registered ──> ready <──heartbeat── suspected ──┐
+    registered ──> ready <──probed, well── suspected ──┐
                     │  └──connection broke──^       │
                     ├──drains──> draining ──────────┼──leaves──> departed (remembered for an hour)
                     └──misses 3 heartbeats──────────┘
+
+A machine that has come and gone too often is *settling* when it comes back: known, and no part of the topology until
+it has stayed for a while (``flapping.py``).
 
 Two counters per model let readers cache: ``structure_version`` moves with anything that decides which
 routes are possible, ``load_version`` also with queue depths. Neither is the topology *epoch*: that one
@@ -14,18 +17,47 @@ belongs to the statistics and moves on ``TopologyChanged`` only, once per arriva
 (a node that drains has departed already, as far as routes are concerned).
 """
 
-from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import assert_never
 
-from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, WalletId
-from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import Heartbeat, Leave, ModelCard, Registration
+from meshnet_protocol.ids import Incarnation, ModelKey, NodeId
+from meshnet_protocol.messages import Heartbeat, Registration
 from meshnet_tracker.errors import RegistrationConflictError
+from meshnet_tracker.flapping import Flapping
+from meshnet_tracker.fleet_events import (
+    FleetEffect,
+    FleetEvent,
+    HeartbeatReceived,
+    NodeFaulted,
+    NodeLeft,
+    NodeNoted,
+    NodeProbed,
+    NodeRegistered,
+    NodeSuspected,
+    Tick,
+    TopologyChanged,
+)
+from meshnet_tracker.fleet_members import FleetNode, Machine, ServedModel
 from meshnet_tracker.memory import BoundedMemory
 from meshnet_tracker.registration import check_registration
-from meshnet_tracker.reputation import NO_FAULTS, FaultRecord
+from meshnet_tracker.reputation import FaultRecord
+
+__all__ = [
+    "Fleet",
+    "FleetEffect",
+    "FleetEvent",
+    "FleetNode",
+    "HeartbeatReceived",
+    "NodeFaulted",
+    "NodeLeft",
+    "NodeNoted",
+    "NodeProbed",
+    "NodeRegistered",
+    "NodeSuspected",
+    "ServedModel",
+    "Tick",
+    "TopologyChanged",
+]
 
 MISSED_HEARTBEATS_MAX = 3
 ENTRY_LAYERS_MAX = 4
@@ -34,133 +66,14 @@ DEPARTED_MEMORY_S = 3600.0
 DEPARTED_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class NodeRegistered:
-    registration: Registration
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatReceived:
-    heartbeat: Heartbeat
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLeft:
-    leave: Leave
-
-
-@dataclass(frozen=True, slots=True)
-class NodeSuspected:
-    """A connection to the node broke: leave it out until it speaks again."""
-
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFaulted:
-    """A chat failed, and by this node."""
-
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; who has been silent for too long?"""
-
-
-FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | NodeFaulted | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class TopologyChanged:
-    """The set of nodes or shards changed: the model's epoch moves on."""
-
-    model_key: ModelKey
-    reason: str
-    """joined, restarted, shard-change, draining, left or lost."""
-    node_id: NodeId
-
-
-@dataclass(frozen=True, slots=True)
-class NodeNoted:
-    """Worth telling a person, but no change of topology."""
-
-    model_key: ModelKey
-    reason: str
-    """suspected, cleared, recut (its entry layers changed), left or lost (of a node that had drained)."""
-    node_id: NodeId
-
-
-FleetEffect = TopologyChanged | NodeNoted
-
-
-@dataclass(slots=True)
-class FleetNode:
-    """One live node. Readers look; only the fleet writes."""
-
-    node_id: NodeId
-    registration: Registration
-    shard: LayerRange
-    entry_layers: frozenset[int]
-    heard_at: float
-    queue_depth: int = 0
-    heartbeat: Heartbeat | None = None
-    """The latest: what in it needs no believing, only showing."""
-    is_draining: bool = False
-    is_suspected: bool = False
-    faults: FaultRecord = NO_FAULTS
-
-    @property
-    def model_key(self) -> ModelKey:
-        return self.registration.model.model_key
-
-    @property
-    def reputation(self) -> float:
-        """From 0 to 1; a factor on the node's prior. As of the last tick."""
-        return self.faults.reputation
-
-    @property
-    def is_ready(self) -> bool:
-        """New requests may run on it."""
-        return not (self.is_draining or self.is_suspected)
-
-    @property
-    def layer_tokens_per_s(self) -> float:
-        return self.registration.layer_tokens_per_s
-
-
-@dataclass(slots=True)
-class ServedModel:
-    """One model and the live nodes that hold layers of it. Readers look; only the fleet writes."""
-
-    card: ModelCard
-    nodes: dict[NodeId, FleetNode] = field(default_factory=dict)
-    shard_ends: Counter[int] = field(default_factory=Counter)
-    """How many nodes' shards end at a layer, those that drain left out."""
-    emptied_at: float = 0.0
-    """When its last node went, if it has none."""
-    structure_version: int = 0
-    load_version: int = 0
-
-    @property
-    def model_key(self) -> ModelKey:
-        return self.card.model_key
-
-    def ready_nodes(self) -> list[FleetNode]:
-        return [node for node in self.nodes.values() if node.is_ready]
-
-    def mark_structure_changed(self) -> None:
-        self.structure_version += 1
-        self.load_version += 1
-
-
 class Fleet:
     """Every live node of every model. Times are seconds of one monotonic clock, handed in."""
 
     def __init__(self, *, heartbeat_period_s: float = 1.0) -> None:
         self._silence_s_max = heartbeat_period_s * MISSED_HEARTBEATS_MAX
         self._nodes: dict[NodeId, FleetNode] = {}
-        self._machines: dict[tuple[WalletId, str], NodeId] = {}
+        self._machines: dict[Machine, NodeId] = {}
+        self._flapping: Flapping[Machine] = Flapping()
         self._models: dict[ModelKey, ServedModel] = {}
         self._departed: BoundedMemory[NodeId] = BoundedMemory(keep_s=DEPARTED_MEMORY_S, count_max=DEPARTED_MAX)
         self._superseded: BoundedMemory[Incarnation] = BoundedMemory(keep_s=DEPARTED_MEMORY_S, count_max=DEPARTED_MAX)
@@ -179,6 +92,8 @@ class Fleet:
                 return []
             case NodeSuspected(node_id):
                 return self._suspect(node_id)
+            case NodeProbed(node_id, incarnation, is_well):
+                return self._judge(node_id, incarnation, is_well)
             case NodeFaulted(node_id):
                 return self._fault(node_id, now)
             case Tick():
@@ -257,7 +172,7 @@ class Fleet:
                 "stop one of the two, or give it another instance name"
             )
 
-    def _add(self, registration: Registration, reason: str, now: float) -> TopologyChanged:
+    def _add(self, registration: Registration, reason: str, now: float) -> FleetEffect:
         node = FleetNode(
             node_id=registration.node_id,
             registration=registration,
@@ -265,25 +180,31 @@ class Fleet:
             entry_layers=frozenset(registration.entry_layers),
             heard_at=now,
         )
+        node.is_settling = self._flapping.must_settle(node.machine, now)
         model = self._models.setdefault(node.model_key, ServedModel(registration.model))
         model.card = registration.model
         model.nodes[node.node_id] = self._nodes[node.node_id] = node
         model.shard_ends[node.shard.last] += 1
         model.mark_structure_changed()
-        self._machines[registration.wallet, registration.instance] = node.node_id
+        self._machines[node.machine] = node.node_id
         self._departed.discard(node.node_id)
+        if node.is_settling:
+            return NodeNoted(node.model_key, "settling", node.node_id)
         return TopologyChanged(node.model_key, reason, node.node_id)
 
     def _remove(self, node: FleetNode, reason: str, now: float) -> FleetEffect:
         model = self._models[node.model_key]
         del self._nodes[node.node_id], model.nodes[node.node_id]
-        del self._machines[node.registration.wallet, node.registration.instance]
+        del self._machines[node.machine]
+        self._flapping.note_departure(node.machine, now)
         self._departed.add(node.node_id, now)
         model.emptied_at = now
         model.mark_structure_changed()
         if node.is_draining:
             return NodeNoted(node.model_key, reason, node.node_id)
         self._forget_shard_end(node)
+        if node.is_settling:
+            return NodeNoted(node.model_key, reason, node.node_id)
         return TopologyChanged(node.model_key, reason, node.node_id)
 
     def _register_again(self, node: FleetNode, registration: Registration, now: float) -> list[FleetEffect]:
@@ -292,7 +213,7 @@ class Fleet:
         if node.registration != registration:
             node.registration = registration
             self._models[node.model_key].mark_structure_changed()
-        return self._clear_suspicion(node) + self._take_entry_layers(node, registration.entry_layers)
+        return self._take_entry_layers(node, registration.entry_layers)
 
     def _hear(self, heartbeat: Heartbeat, now: float) -> list[FleetEffect]:
         if not self.is_known(heartbeat.node_id, heartbeat.incarnation):
@@ -301,8 +222,7 @@ class Fleet:
         node.heard_at = now
         node.heartbeat = heartbeat
         self._take_load(node, heartbeat.queue_depth)
-        effects = self._clear_suspicion(node)
-        effects += self._take_entry_layers(node, heartbeat.entry_layers)
+        effects = self._take_entry_layers(node, heartbeat.entry_layers)
         if heartbeat.is_draining != node.is_draining:
             effects.append(self._set_draining(node, heartbeat.is_draining))
         return effects
@@ -329,7 +249,10 @@ class Fleet:
         else:
             model.shard_ends[node.shard.last] += 1
         model.mark_structure_changed()
-        return TopologyChanged(node.model_key, "draining" if is_draining else "joined", node.node_id)
+        reason = "draining" if is_draining else "joined"
+        if node.is_settling:
+            return NodeNoted(node.model_key, reason, node.node_id)
+        return TopologyChanged(node.model_key, reason, node.node_id)
 
     def _forget_shard_end(self, node: FleetNode) -> None:
         ends = self._models[node.model_key].shard_ends
@@ -345,6 +268,17 @@ class Fleet:
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "suspected", node_id)]
 
+    def _judge(self, node_id: NodeId, incarnation: Incarnation, is_well: bool) -> list[FleetEffect]:
+        if not self.is_known(node_id, incarnation) or not self._nodes[node_id].is_suspected:
+            return []
+        node = self._nodes[node_id]
+        if is_well:
+            return self._clear_suspicion(node)
+        if node.is_condemned:
+            return []
+        node.is_condemned = True
+        return [NodeNoted(node.model_key, "condemned", node_id)]
+
     def _fault(self, node_id: NodeId, now: float) -> list[FleetEffect]:
         if (node := self._nodes.get(node_id)) is not None:
             self._set_faults(node, node.faults.with_fault(now))
@@ -357,7 +291,7 @@ class Fleet:
     def _clear_suspicion(self, node: FleetNode) -> list[FleetEffect]:
         if not node.is_suspected:
             return []
-        node.is_suspected = False
+        node.is_suspected = node.is_condemned = False
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "cleared", node.node_id)]
 
@@ -374,8 +308,19 @@ class Fleet:
         for node in self._nodes.values():
             if node.faults.mass:
                 self._set_faults(node, node.faults.seen(now))
+        self._flapping.forget_old(now)
+        settled = [
+            self._settle(node)
+            for node in self._nodes.values()
+            if node.is_settling and self._flapping.has_settled(node.machine, now)
+        ]
         silent = [node for node in self._nodes.values() if now - node.heard_at > self._silence_s_max]
-        return [self._remove(node, "lost", now) for node in silent]
+        return [*settled, *(self._remove(node, "lost", now) for node in silent)]
+
+    def _settle(self, node: FleetNode) -> FleetEffect:
+        node.is_settling = False
+        self._models[node.model_key].mark_structure_changed()
+        return TopologyChanged(node.model_key, "settled", node.node_id)
 
     def _forget_models(self, now: float) -> None:
         forgotten = [

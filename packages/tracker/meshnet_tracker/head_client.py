@@ -1,11 +1,12 @@
 """A chat at one head: post it, and read the answer's stream. Everything that can break becomes ours here.
 
     200, then a stream up to ``[DONE]``   HeadEvent, HeadEvent, ...
-    400, 413, 422                         RefusedByHeadError: another head would say the same
+    400, 413, 422, with a reason          RefusedByHeadError: another head would say the same
     any other status                      AttemptFailedError: another route may still serve the chat
-    no connection, a broken stream        AttemptFailedError that names the head as suspect
+    no connection, a broken stream        AttemptFailedError that names the head as unreachable
 
-The head is always asked to stream, so that a client that leaves frees it at the next token.
+The head is always asked to stream, so that a client that leaves frees it at the next token. How long it may be
+silent is not decided here: ``attempt_watch.py``.
 """
 
 import ssl
@@ -21,13 +22,15 @@ from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import HeadRequest, PlannedHop
 from meshnet_tracker.errors import AttemptFailedError, RefusedByHeadError
 from meshnet_tracker.head_events import HeadEvent, decode_event
+from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.sse import DONE, EventParser
 
 CONNECT_S_MAX = 3.0
-SILENCE_S_MAX = 300.0
 ERROR_BODY_BYTES_MAX = 64 * 1024
 CONNECTIONS_MAX = 10_000
 REFUSALS = {400, 413, 422}
+REQUEST_FAULT_CODES = {"invalid_grammar"}
+"""Of errors in a stream that are the request's own fault, and come up only when the answer is drawn."""
 OVERLOAD_CODES = {"no_free_slot", "overloaded"}
 
 _JSON = {"content-type": "application/json"}
@@ -38,7 +41,7 @@ def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     """One session for all heads: it keeps connections alive between chats. The caller closes it."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=60, ssl=tls or True),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX, sock_read=SILENCE_S_MAX),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
         auto_decompress=False,
     )
 
@@ -74,13 +77,15 @@ async def _read_events(response: aiohttp.ClientResponse, head: NodeId) -> AsyncG
                     return
                 event = decode_event(data)
                 if event.error is not None:
-                    raise _failed(event.error, head)
+                    raise _broken_stream(event.error, head)
                 yield event
     except _NETWORK_ERRORS as error:
         raise _unreachable(head, error) from error
     except (msgspec.MsgspecError, RemoteProtocolError) as error:
-        raise AttemptFailedError(f"head {head} sent an unreadable stream: {error}") from error
-    raise AttemptFailedError(f"head {head} ended its stream early", suspects=(head,))
+        raise AttemptFailedError(f"head {head} sent an unreadable stream: {error}", culprit=head) from error
+    raise AttemptFailedError(
+        f"head {head} ended its stream early", outcome=Outcome.DEGENERATE, culprit=head, is_unreachable=True
+    )
 
 
 async def _failure(response: aiohttp.ClientResponse, head: NodeId) -> AttemptFailedError | RefusedByHeadError:
@@ -89,22 +94,31 @@ async def _failure(response: aiohttp.ClientResponse, head: NodeId) -> AttemptFai
         error = msgspec.json.decode(body, type=dict[str, dict[str, Any]])["error"]
     except _NETWORK_ERRORS as broken:
         return _unreachable(head, broken)
-    except (msgspec.MsgspecError, KeyError):
-        error = {"message": f"head {head} answered {response.status}", "code": None}
-    if response.status in REFUSALS:
+    except (msgspec.MsgspecError, RecursionError, KeyError):
+        # Whatever the status: nobody who understood the request answers like this.
+        return AttemptFailedError(f"head {head} answered {response.status} without a reason", culprit=head)
+    if response.status in REFUSALS and isinstance(error.get("message"), str):
         return RefusedByHeadError(status=response.status, error=error)
     return _failed(error, head, is_overload=response.status == 429)
 
 
+def _broken_stream(error: dict[str, Any], head: NodeId) -> AttemptFailedError | RefusedByHeadError:
+    if error.get("code") in REQUEST_FAULT_CODES:
+        return RefusedByHeadError(status=400, error=error)
+    return _failed(error, head)
+
+
 def _unreachable(head: NodeId, error: Exception) -> AttemptFailedError:
-    return AttemptFailedError(f"head {head}: {type(error).__name__}: {error}", suspects=(head,))
+    return AttemptFailedError(f"head {head}: {type(error).__name__}: {error}", culprit=head, is_unreachable=True)
 
 
 def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -> AttemptFailedError:
-    """``culprit`` is the node further down the route that the head could not reach, where it says so."""
-    culprit = error.get("culprit")
+    """Where the head names a culprit further down the route, and who could not reach it, they are believed so far."""
+    culprit, reporter = error.get("culprit"), error.get("reporter")
+    is_overload = is_overload or error.get("code") in OVERLOAD_CODES
     return AttemptFailedError(
         f"head {head}: {error.get('message', 'failed')}",
-        suspects=(NodeId(culprit),) if isinstance(culprit, str) else (),
-        is_overload=is_overload or error.get("code") in OVERLOAD_CODES,
+        outcome=Outcome.OVERLOAD if is_overload else Outcome.NODE_FAULT,
+        culprit=NodeId(culprit) if isinstance(culprit, str) and culprit else head,
+        reporter=NodeId(reporter or head) if isinstance(reporter, str) else None,
     )

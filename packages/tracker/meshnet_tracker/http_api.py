@@ -18,6 +18,7 @@ from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
 from meshnet_tracker.fleet import Fleet, FleetEvent, ServedModel
+from meshnet_tracker.model_store import add_store_endpoints
 from meshnet_tracker.node_api import add_node_endpoints
 from meshnet_tracker.node_auth import NodeAuth
 from meshnet_tracker.node_probe import NodeProbe
@@ -56,6 +57,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     add_node_endpoints(app, parts)
     add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
+    add_store_endpoints(app, parts.settings.store)
     add_pages(app, parts.access)
 
 

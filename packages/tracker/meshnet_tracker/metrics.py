@@ -36,7 +36,12 @@ class Metrics:
             "meshnet_calls", "Chats that ended, one per request.", ["model", "mode", "outcome"], registry=registry
         )
         self._tokens = Counter("meshnet_tokens", "Tokens of ended chats.", ["model", "kind"], registry=registry)
-        self._failures = Counter("meshnet_route_failures", "Attempts on a route that failed.", registry=registry)
+        self._failures = Counter(
+            "meshnet_route_failures", "Attempts on a route that failed.", ["outcome"], registry=registry
+        )
+        self._taken_over = Counter(
+            "meshnet_tokens_taken_over", "Tokens that another route had drawn when one took over.", registry=registry
+        )
         self._topology = Counter("meshnet_node_events", "What happened to nodes.", ["event"], registry=registry)
         self._hop_time = Counter(
             "meshnet_hop_time_seconds", "Where hops spent their time, summed.", ["model", "part"], registry=registry
@@ -68,7 +73,9 @@ class Metrics:
             case "chat finished":
                 self._count_chat(event)
             case "route failed":
-                self._failures.inc()
+                self._failures.labels(event["outcome"]).inc()
+            case "proxy route selected":
+                self._taken_over.inc(event["resumed_tokens"])
             case str(name) if name.startswith("node "):
                 self._topology.labels(name.removeprefix("node ")).inc()
 

@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import Incarnation, WalletId
-from meshnet_protocol.proofs import Proof, is_signed_by, knows_token
+from meshnet_protocol.proofs import WALLET_HEADER, Proof, is_signed_by, knows_token
 from meshnet_tracker.errors import BadSignatureError, NotAdmittedError, StaleProofError
 
 FRESH_S_MAX = 30.0
 """How far a proof's time may lie from the tracker's, either way: a slow network, and a clock that was set."""
 SENDERS_MAX = 100_000
+NO_INCARNATION = Incarnation("")
+"""Of a process that is not a node yet."""
 _MICROSECONDS = 1e6
 
 
@@ -83,6 +85,12 @@ class NodeAuth:
             )
         problem = "the join token is another one" if proof.join else "a join token is needed"
         raise NotAdmittedError(f"{problem}: start the node with the tracker's --join-token, or MESHNET_JOIN_TOKEN")
+
+    def check_reader(self, headers: Mapping[str, str], *, asked: str, now: float) -> None:
+        """A signed question, path and query in ``asked``. Raises NodeProofError if it is not by who may join."""
+        proof, wallet = proof_of(headers), WalletId(headers.get(WALLET_HEADER, ""))
+        self.check(proof, wallet=wallet, incarnation=NO_INCARNATION, path=asked, body=b"", now=now)
+        self.check_may_join(proof, wallet=wallet, path=asked, body=b"")
 
     def _forget_old(self, now: float) -> None:
         """What is older than a proof may be is refused for its age, and need not be remembered."""

@@ -60,4 +60,6 @@ def node_entry(pulse: Pulse, node: FleetNode, now: float) -> dict[str, Any]:
 
 
 def node_state(node: FleetNode) -> str:
-    return "draining" if node.is_draining else "suspected" if node.is_suspected else "ready"
+    if node.is_draining:
+        return "draining"
+    return "suspected" if node.is_suspected else "settling" if node.is_settling else "ready"

@@ -2,12 +2,13 @@
 
     parse ──> model ──> choose a route, which reserves it ──> post to the route's own head ──> relay
                               ^                                          │
-                              └── before the client saw any text: ───────┘
-                                  another route, up to three in all
+                              └── it failed: another route, which is ────┘
+                                  told what was drawn so far
 
 What always holds, however a chat ends: its reservation is given back, the head's connection is released
 (a client that leaves cancels it), there is exactly one outcome and one ``chat finished`` event, and at
-most one sample: of the one attempt that ran from start to end.
+most one sample: of the one attempt that ran from start to end. Attempts that bring the answer no further are
+few in a row (``FRUITLESS_ATTEMPTS_MAX``), attempts in all are bounded, and so is the time of a chat.
 
 ``ChatProxy`` is a bare ASGI endpoint, because this is the hot path: the framework in front of the other
 endpoints would cost more than all that happens here.
@@ -16,7 +17,8 @@ endpoints would cost more than all that happens here.
 import asyncio
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
 from random import Random
 
 import aiohttp
@@ -24,7 +26,8 @@ import msgspec
 import structlog
 
 from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, NodeId, SessionId, Signature
-from meshnet_protocol.messages import HeadRequest, RoutePlan
+from meshnet_protocol.messages import ChoiceSoFar, HeadRequest, RoutePlan
+from meshnet_protocol.routes import Route
 from meshnet_tracker.asgi import (
     COMPLETION_PATH,
     Headers,
@@ -32,30 +35,42 @@ from meshnet_tracker.asgi import (
     Scope,
     Send,
     bounded_send,
-    read_body,
+    client_key,
     wait_until_gone,
 )
-from meshnet_tracker.chat import Chat, Outcome, outcome_of
+from meshnet_tracker.attempt_watch import AttemptWatch
+from meshnet_tracker.body_reader import BodyReader
+from meshnet_tracker.chat import Chat, outcome_of
 from meshnet_tracker.chat_reply import ChatReply, StreamedReply, WholeReply
 from meshnet_tracker.errors import (
     AttemptFailedError,
     ClientGoneError,
-    EmptyAnswerError,
     NodeLostError,
     NoRouteError,
     OverloadedError,
+    RefusedByHeadError,
+    ShuttingDownError,
     TrackerError,
 )
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.head_client import open_chat
 from meshnet_tracker.openai_errors import to_http
 from meshnet_tracker.openai_schema import Dialect, parse_request
+from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
 from meshnet_tracker.router import RouteDecision, Router
-from meshnet_tracker.routing_stats import DecisionMode
+from meshnet_tracker.turnstile import LOOK_PERIOD_S, PATIENCE_S_MAX, Turnstile
 
-BODY_BYTES_MAX = 32 * 1024 * 1024
-ATTEMPTS_MAX = 3
+CHATS_MAX = 4096
+"""At a time, those that wait for room included."""
+FRUITLESS_ATTEMPTS_MAX = 3
+"""In a row, without a single further token."""
+ATTEMPTS_MAX = 16
+ROUTE_WAIT_S_MAX = 10.0
+"""How long a chat that has begun waits for a route to come back, before it is given up."""
+ROUTE_LOOK_PERIOD_S = 0.1
+SAME_ROUTE_AFTER_S = 0.5
+"""How long such a chat looks for another route, before the one that broke may be tried again."""
 
 _log = structlog.get_logger("meshnet.tracker")
 
@@ -63,8 +78,8 @@ _log = structlog.get_logger("meshnet.tracker")
 class ChatProxy:
     """Both endpoints that answer with the model's words.
 
-    ``suspect`` is told of nodes whose connection broke, ``fault`` of nodes that failed a chat; ``add_ticket`` puts the
-    tracker's signature to a plan.
+    ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
+    ``add_ticket`` puts the tracker's signature to a plan.
     """
 
     def __init__(
@@ -72,11 +87,12 @@ class ChatProxy:
         *,
         router: Router,
         events: EventLog,
-        suspect: Callable[[NodeId], None],
-        fault: Callable[[NodeId], None],
+        blame: Callable[[Route, AttemptFailedError], tuple[NodeId, ...]],
         add_ticket: Callable[[RoutePlan, HeadRequest], RoutePlan],
         seed_rng: Random,
         comment_period_s: float,
+        token_timeout_s: float,
+        chat_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -84,68 +100,103 @@ class ChatProxy:
         """Set while the server runs; whoever opened it closes it."""
         self._router = router
         self._events = events
-        self._suspect = suspect
-        self._fault = fault
+        self._blame = blame
         self._add_ticket = add_ticket
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
+        self._token_timeout_s = token_timeout_s
+        self._chat_timeout_s = chat_timeout_s
         self._clock = clock
         self._wall_clock = wall_clock
-        self._running: dict[int, tuple[RouteDecision, asyncio.Timeout]] = {}
+        self._running: dict[int, tuple[RouteDecision, AttemptWatch]] = {}
         self._chats: dict[str, Chat] = {}
+        self._bodies = BodyReader()
+        self._turnstile = Turnstile()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One chat, with its one outcome. Whatever the chat suffered is told to the client and not raised."""
         dialect = Dialect.COMPLETION if scope["path"] == COMPLETION_PATH else Dialect.CHAT
-        chat = Chat(request_id=scope["state"]["request_id"], received_at=self._clock(), dialect=dialect)
+        chat = Chat(
+            request_id=scope["state"]["request_id"],
+            received_at=self._clock(),
+            client=client_key(scope),
+            dialect=dialect,
+        )
         self._chats[chat.request_id] = chat
         try:
-            await self._serve(chat, receive, bounded_send(send))
+            await self._serve(chat, scope, receive, bounded_send(send))
         except* ClientGoneError:
             chat.outcome = chat.outcome or Outcome.CLIENT_GONE
         finally:
             del self._chats[chat.request_id]
+            if chat.model is not None:
+                self._turnstile.let_next_in(chat.model.model_key)
             self._events.append("chat finished", **chat.summary(self._clock()))
 
     async def relay_chat(self, chat: Chat, reply: ChatReply) -> None:
-        """Run an understood chat on one route after another, until one answers it or the client has seen text.
+        """Run an understood chat on one route after another, until its answers are complete.
 
         Raises what the client must be told: RefusedByHeadError, NoRouteError, NodeLostError, ...
         """
-        failed: set[Signature] = set()
-        failure: AttemptFailedError | None = None
-        while len(failed) < ATTEMPTS_MAX and not reply.is_committed:
-            decision = self._choose(chat, failed, failure)
+        _, model, progress = chat.understood
+        loop = asyncio.get_running_loop()
+        ends_at, room_until = loop.time() + self._chat_timeout_s, loop.time() + PATIENCE_S_MAX
+        if self._turnstile.has_queue(model.model_key):
+            await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until)
+        while not progress.is_complete:
             try:
-                await self._attempt(chat, reply, decision)
-                return
+                await self._run_on_routes(chat, reply, ends_at)
+            except OverloadedError:
+                if progress.has_begun:
+                    room_until = max(room_until, loop.time() + LOOK_PERIOD_S)
+                await self._turnstile.wait_turn(model.model_key, chat.client, until=room_until, is_again=True)
+        chat.outcome = Outcome.COMPLETED
+        await reply.finish(chat.usage)
+
+    async def _run_on_routes(self, chat: Chat, reply: ChatReply, ends_at: float) -> None:
+        """On one route after another. Raises OverloadedError if all that were tried are full."""
+        progress = chat.understood[2]
+        failed: list[Signature] = []
+        failure: AttemptFailedError | None = None
+        while not progress.is_complete:
+            decision = await self._wait_route(chat, failed, failure)
+            try:
+                await self._attempt(chat, reply, decision, ends_at)
             except AttemptFailedError as error:
                 failure = error
-                failed.add(decision.signature)
                 self._note_failure(chat, decision, error)
-                if decision.mode is DecisionMode.PINNED:
-                    break
+                if chat.runs[-1].completion_tokens:
+                    failed.clear()  # it went on: what failed further back may serve again
+                failed.append(decision.signature)
+                if self._must_give_up(chat, failed):
+                    raise _lost(error) from error
             finally:
                 self._router.release(decision, self._clock())
-        assert failure is not None
-        raise _lost(failure) from failure
 
     def running_tokens(self) -> int:
         """Tokens drawn so far by the chats that run now."""
         return sum(chat.drawn_tokens for chat in self._chats.values())
 
     def cut_off(self, node_id: NodeId) -> None:
-        """The node is dead: end the attempts that wait for it, however silently it went."""
-        for decision, deadline in self._running.values():
-            if node_id in decision.route.node_ids and not deadline.expired():
-                deadline.reschedule(asyncio.get_running_loop().time())
+        """The node is gone: end the attempts that wait for it, however silently it went."""
+        why = AttemptFailedError(f"node {node_id} of the route is gone", culprit=node_id)
+        for decision, watch in self._running.values():
+            if node_id in decision.route.node_ids:
+                watch.cut_off(why)
 
-    async def _serve(self, chat: Chat, receive: Receive, send: Send) -> None:
+    def cut_off_all(self) -> None:
+        """The tracker is about to end: chats that are still running end with an error that says so."""
+        for _, watch in self._running.values():
+            watch.cut_off(ShuttingDownError("The tracker is being stopped; ask again in a moment."))
+
+    async def _serve(self, chat: Chat, scope: Scope, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as tasks:
             companions: list[asyncio.Task[None]] = []
             reply: ChatReply | None = None
             try:
-                body = await read_body(receive, bytes_max=BODY_BYTES_MAX)
+                if len(self._chats) > CHATS_MAX:
+                    raise OverloadedError(f"The tracker serves {CHATS_MAX} chats already; ask again in a moment.")
+                body = await self._bodies.read(scope, receive)
                 companions.append(tasks.create_task(_raise_when_gone(receive)))
                 reply = self._understand(chat, body, send)
                 if isinstance(reply, StreamedReply):
@@ -161,9 +212,9 @@ class ChatProxy:
 
     def _understand(self, chat: Chat, body: bytes, send: Send) -> ChatReply:
         """Parse the request and find its model. Raises ClientError."""
-        chat.call = parse_request(body, chat.dialect, seed_rng=self._seed_rng)
-        chat.model = self._router.resolve_model(chat.call.model)
-        card = chat.model.card
+        call = parse_request(body, chat.dialect, seed_rng=self._seed_rng)
+        chat.understand(call, self._router.resolve_model(call.model))
+        card = chat.understood[1].card
         shape = shape_of(chat.dialect)
         identity = ReplyIdentity(
             id=f"{shape.id_prefix}{uuid.uuid4().hex}",
@@ -171,57 +222,96 @@ class ChatProxy:
             model=card.name,
             system_fingerprint=f"fp_{card.fingerprint[:FINGERPRINT_SHORT_CHARS]}",
         )
-        if not chat.call.is_stream:
+        if not call.is_stream:
             return WholeReply(send, shape, identity)
-        return StreamedReply(send, shape, identity, includes_usage=chat.call.includes_usage, clock=self._clock)
+        return StreamedReply(send, shape, identity, includes_usage=call.includes_usage, clock=self._clock)
 
-    def _choose(self, chat: Chat, failed: set[Signature], failure: AttemptFailedError | None) -> RouteDecision:
-        """A reserved route. Where none is left, what broke the last one tells more than that."""
-        call, model = chat.understood
-        try:
-            return self._router.choose(
-                model, pinned=call.pinned, exclude=failed, prompt_tokens=call.prompt_tokens_about, now=self._clock()
-            )
-        except NoRouteError as error:
-            raise (_lost(failure) if failure else error) from failure
+    def _must_give_up(self, chat: Chat, failed: list[Signature]) -> bool:
+        """Too many attempts, or none that another head could go on from."""
+        call, _, progress = chat.understood
+        is_at_end = len(failed) >= FRUITLESS_ATTEMPTS_MAX or chat.attempts >= ATTEMPTS_MAX
+        has_no_other = call.pinned is not None or not progress.can_be_resumed
+        return not progress.is_complete and (is_at_end or has_no_other)
 
-    async def _attempt(self, chat: Chat, reply: ChatReply, decision: RouteDecision) -> None:
+    async def _wait_route(
+        self, chat: Chat, failed: list[Signature], failure: AttemptFailedError | None
+    ) -> RouteDecision:
+        """A reserved route. A chat that has begun waits a little for one to come back, be it the one that broke.
+
+        Where none is left, what broke the last one tells more than that.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        patience_s = ROUTE_WAIT_S_MAX if failed and chat.understood[2].has_begun else 0.0
+        while True:
+            waited_s = loop.time() - began
+            is_last_look = waited_s >= patience_s
+            exclude = () if patience_s and (is_last_look or waited_s >= SAME_ROUTE_AFTER_S) else failed
+            try:
+                return self._choose(chat, exclude, suspects_too=is_last_look)
+            except NoRouteError as error:
+                if is_last_look:
+                    raise (_lost(failure) if failure else error) from failure
+            await asyncio.sleep(ROUTE_LOOK_PERIOD_S)
+
+    def _choose(self, chat: Chat, exclude: Collection[Signature], *, suspects_too: bool) -> RouteDecision:
+        call, model, _ = chat.understood
+        return self._router.choose(
+            model,
+            pinned=call.pinned,
+            exclude=exclude,
+            prompt_tokens=call.prompt_tokens_about,
+            exact_class=chat.exact_class,
+            suspects_too=suspects_too,
+            now=self._clock(),
+        )
+
+    async def _attempt(self, chat: Chat, reply: ChatReply, decision: RouteDecision, ends_at: float) -> None:
         """Raises AttemptFailedError if another route may still serve the chat."""
-        chat.begin_attempt(decision, self._clock())
-        reply.restart()
-        request = self._plan(chat, decision)
+        so_far = chat.begin_attempt(decision, self._clock())
+        head = decision.planned_hops[0].node_id
+        watch = AttemptWatch(head, silence_s_max=self._token_timeout_s, ends_at=ends_at)
+        request = self._plan(chat, decision, so_far)
+        self._running[decision.reservation] = (decision, watch)
+        failure: AttemptFailedError | None = None
         try:
-            async with asyncio.timeout(None) as deadline:
-                self._running[decision.reservation] = (decision, deadline)
-                await self._relay_from_head(chat, reply, decision, request)
-        except TimeoutError as error:
-            raise AttemptFailedError("a node of the route has died") from error
+            await self._relay_from_head(chat, reply, watch, request)
+        except AttemptFailedError as error:
+            failure = error
+            raise
+        except RefusedByHeadError as error:
+            if not so_far:
+                raise
+            # The request was good enough for others: this head merely cannot go on with it.
+            failure = AttemptFailedError(f"head {head} cannot resume the chat: {error}", is_blameless=True)
+            raise failure from error
         finally:
             del self._running[decision.reservation]
+            chat.end_attempt(failure)
         self._learn(chat, decision)
-        await reply.finish(chat.usage)
 
-    async def _relay_from_head(
-        self, chat: Chat, reply: ChatReply, decision: RouteDecision, request: HeadRequest
-    ) -> None:
+    async def _relay_from_head(self, chat: Chat, reply: ChatReply, watch: AttemptWatch, request: HeadRequest) -> None:
         assert self.session is not None, "the proxy serves only while its session is open"
-        head = decision.planned_hops[0]
-        async with open_chat(self.session, head, request) as events:
-            await reply.accept(_route_header(decision))
-            async for event in events:
+        assert request.meshnet is not None
+        head = request.meshnet.hops[0]
+        async with AsyncExitStack() as stack:
+            events = await watch.wait(stack.enter_async_context(open_chat(self.session, head, request)))
+            watch.note_life()
+            await reply.accept(_route_header(chat))
+            while (event := await watch.wait(anext(events, None))) is not None:
                 arrived_at = self._clock()
-                for choice in chat.take(event, arrived_at):
+                added, is_alive = chat.take(event, arrived_at)
+                if is_alive:
+                    watch.note_life()
+                for choice in added:
                     await reply.write(choice)
                 chat.client_wait_s += self._clock() - arrived_at
-        if not chat.is_answered:
-            raise AttemptFailedError(f"head {head.node_id} ended its stream without a finish reason")
-        if chat.is_empty:
-            raise AttemptFailedError(f"head {head.node_id} drew no token where some were due", is_empty=True)
+        chat.understood[2].check_end()
         chat.complete(self._clock())
 
-    def _plan(self, chat: Chat, decision: RouteDecision) -> HeadRequest:
+    def _plan(self, chat: Chat, decision: RouteDecision, so_far: tuple[ChoiceSoFar, ...]) -> HeadRequest:
         """The request as the head gets it. Announces the route: from here on it is what the chat runs on."""
-        call, model = chat.understood
+        call, model, progress = chat.understood
         session_id = SessionId(uuid.uuid4().hex)
         self._events.append(
             "proxy route selected",
@@ -231,15 +321,21 @@ class ChatProxy:
             mode=decision.mode.value,
             reason=decision.reason,
             signature=decision.signature,
+            resumed_tokens=progress.drawn_tokens,
             hops=[
                 {"node_id": hop.node_id, "start_layer": hop.start_layer, "end_layer": hop.end_layer}
                 for hop in decision.planned_hops
             ],
             details={"candidates": [{"signature": o.signature, "share": o.share, "tps": o.tps} for o in decision.odds]},
         )
-        plan = RoutePlan(session_id=session_id, model_key=model.model_key, hops=decision.planned_hops)
-        request = call.head_request
-        return msgspec.structs.replace(request, model=model.card.name, meshnet=self._add_ticket(plan, request))
+        plan = RoutePlan(
+            session_id=session_id,
+            model_key=model.model_key,
+            hops=decision.planned_hops,
+            token_timeout_s=self._token_timeout_s,
+        )
+        request = msgspec.structs.replace(call.head_request, model=model.card.name, so_far=so_far)
+        return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
@@ -255,26 +351,27 @@ class ChatProxy:
             )
 
     def _note_failure(self, chat: Chat, decision: RouteDecision, error: AttemptFailedError) -> None:
-        suspects = [node_id for node_id in error.suspects if node_id in decision.route.node_ids]
+        suspects = self._blame(decision.route, error)
         self._events.append(
             "route failed",
             request_id=chat.request_id,
             signature=decision.signature,
+            outcome=error.outcome.value,
+            culprit=error.culprit,
+            reporter=error.reporter,
+            drawn_tokens=chat.runs[-1].completion_tokens,
             error=str(error),
-            suspects=suspects,
+            suspects=list(suspects),
         )
-        self._router.note_failure(decision, suspects=suspects, is_overload=error.is_overload, now=self._clock())
-        for node_id in suspects:
-            self._suspect(node_id)
-        if not error.is_overload:
-            for node_id in suspects or [decision.route.head.node_id]:
-                self._fault(node_id)
+        self._router.note_failure(decision, suspects=suspects, is_overload=error.is_blameless, now=self._clock())
 
     async def _tell(self, chat: Chat, error: Exception, reply: ChatReply) -> None:
         chat.outcome = outcome_of(error)
+        if isinstance(error, NodeLostError):
+            chat.culprit = error.culprit
         if not isinstance(error, TrackerError):
             _log.error("chat failed by a bug of the tracker", request_id=chat.request_id, exc_info=error)
-        await reply.fail(to_http(error), _route_header(chat.decision) if chat.decision else ())
+        await reply.fail(to_http(error), _route_header(chat))
 
 
 async def _raise_when_gone(receive: Receive) -> None:
@@ -285,10 +382,14 @@ async def _raise_when_gone(receive: Receive) -> None:
 def _lost(failure: AttemptFailedError) -> OverloadedError | NodeLostError:
     if failure.is_overload:
         return OverloadedError(f"Every route that was tried is full: {failure}.")
-    if failure.is_empty:
-        return EmptyAnswerError(f"The answer is empty on every route that was tried: {failure}.")
-    return NodeLostError(f"The chat was lost with its node, and no other route is left: {failure}.")
+    said = "The answer is empty or cut short" if failure.outcome is Outcome.DEGENERATE else "The chat was lost"
+    return NodeLostError(
+        f"{said} on every route that was tried, and no other is left: {failure}.",
+        outcome=failure.outcome,
+        culprit=failure.culprit,
+    )
 
 
-def _route_header(decision: RouteDecision) -> Headers:
-    return ((b"x-meshnet-route", decision.signature.encode()),)
+def _route_header(chat: Chat) -> Headers:
+    """Of the latest attempt; none if there was none."""
+    return ((b"x-meshnet-route", chat.decision.signature.encode()),) if chat.decision else ()

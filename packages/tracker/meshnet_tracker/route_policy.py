@@ -85,12 +85,13 @@ class RoutePolicy(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def learns_from_failures(self) -> bool:
+        """It keeps nodes that fail away by itself; else the router leaves them out until they have cooled down."""
+        ...
 
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
         """A route for the request; None if the policy knows none that is not excluded."""
-
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        """What chances the arms had when ``chosen`` was, for the record of the request. Cheap: every chat asks."""
 
     def taken(self, flight: Flight) -> None:
         """The route is reserved, pinned and fallback routes included."""

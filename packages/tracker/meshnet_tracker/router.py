@@ -7,14 +7,18 @@ Where the policy has nothing to say, a *greedy fallback* still serves the reques
 
 - every enumerated candidate has been tried and failed, but another chain holds all layers (the
   enumeration keeps one completion per head; its twin may be alive);
-- only nodes under suspicion complete a chain: a broken connection is a hint, not a proof;
+- only nodes that settle after too much coming and going complete a chain, or only nodes under suspicion: a broken
+  connection is a hint, not a proof;
 - the statistics fail: an error in learning must not cost a chat.
+
+Before that come wishes, given up one after the other where no route meets them: for a chat that goes on elsewhere,
+nodes whose bits are those its text was made of; and routes over nodes and links that have not failed lately.
 """
 
 import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from types import MappingProxyType
 
@@ -29,10 +33,12 @@ from meshnet_tracker.candidates import (
 )
 from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, UnknownModelError
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
+from meshnet_tracker.link_faults import LinkFaults
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.reservations import Reservations
 from meshnet_tracker.route_policy import Completion, Failure, Flight, RoutePolicy, RouteRequest
 from meshnet_tracker.routing_stats import (
+    ArmOdds,
     DecisionMode,
     RouteChoice,
     RouteSample,
@@ -42,14 +48,8 @@ from meshnet_tracker.routing_stats import (
 )
 from meshnet_tracker.traffic import TrafficShares
 
-
-@dataclass(frozen=True, slots=True)
-class ArmOdds:
-    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
-
-    signature: Signature
-    share: float
-    tps: float | None
+POLICY_TRIES_MAX = 8
+"""How often a policy is asked again because it took a route that is not as wished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,8 @@ class RouteDecision:
     epoch: int
     odds: tuple[ArmOdds, ...] = ()
     """What it was chosen among; empty where the bandit had no say."""
+    exact_class: str | None = None
+    """The exactness class of all its nodes; None if they have none in common, or one of them is not exact."""
 
     @property
     def signature(self) -> Signature:
@@ -82,12 +84,14 @@ class Router:
         rng: Random,
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
         policy: RoutePolicy | None = None,
+        links: LinkFaults | None = None,
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
         self.config = config
         self.policy: RoutePolicy = policy or ProportionalPolicy(stats=stats, config=config)
         self._fleet = fleet
+        self._links = links or LinkFaults()
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._aliases = aliases
@@ -130,24 +134,22 @@ class Router:
         pinned: Sequence[NodeId] | None = None,
         exclude: Collection[Signature] = (),
         prompt_tokens: int | None = None,
+        exact_class: str | None = None,
+        suspects_too: bool = True,
     ) -> RouteDecision:
         """A route for one request, reserved until ``release``. ``exclude`` are arms that just failed it.
 
-        ``prompt_tokens`` is about how long its prompt is, if that is known.
+        ``prompt_tokens`` is about how long its prompt is, if that is known; ``exact_class`` whose bits its text was
+        made of so far. ``suspects_too``: over nodes under suspicion, if there is no other way.
 
         Raises NoRouteError; for a pinned route InvalidRouteError or RouteUnavailableError.
         """
         if pinned is not None:
             route = self._pinned_route(model, pinned)
             return self._reserve(route, DecisionMode.PINNED, "pinned", now, prompt_tokens)
-        candidates = self.candidates(model)
-        if exclude:
-            candidates = tuple(c for c in candidates if c.signature not in exclude)
-        choice = self._choose_among(RouteRequest(model, candidates, exclude, prompt_tokens), now)
-        odds = () if choice is None else self._odds_of(candidates, choice, now)
-        if choice is None:
-            choice = self._fall_back(model, exclude)
-        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, odds)
+        request = RouteRequest(model, self.candidates(model), exclude, prompt_tokens)
+        choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too)
+        decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
         return decision
 
@@ -208,34 +210,80 @@ class Router:
             self._latest_now = max(self._latest_now, now)
         return self._latest_now
 
-    def _choose_among(self, request: RouteRequest, now: float) -> RouteChoice[Candidate] | None:
+    def _choose_as_wished(
+        self, request: RouteRequest, exact_class: str | None, now: float
+    ) -> RouteChoice[Candidate] | None:
+        def is_sound(route: Route) -> bool:
+            return not self._has_failed_lately(route, now)
+
+        def is_alike(route: Route) -> bool:
+            return self._exact_class_of(route) == exact_class
+
+        def is_both(route: Route) -> bool:
+            return is_alike(route) and is_sound(route)
+
+        wishes: list[Callable[[Route], bool]] = [is_both, is_alike] if exact_class else []
+        for wish in (*wishes, is_sound, None):
+            choice = self._choose_among(request, wish, now)
+            if choice is not None:
+                return choice
+            route = find_chain(request.model, request.model.ready_nodes(), _refuse(request.exclude, wish))
+            if route is not None:
+                return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, "passed-over chain")
+        return None
+
+    def _choose_among(
+        self, request: RouteRequest, wish: Callable[[Route], bool] | None, now: float
+    ) -> RouteChoice[Candidate] | None:
+        """What the policy takes among the routes that are as wished. It may know others than the candidates: those
+        that are not as wished are excluded then, and it is asked again."""
+        exclude = set(request.exclude)
+        for _ in range(POLICY_TRIES_MAX):
+            candidates = [
+                c for c in request.candidates if c.signature not in exclude and (wish is None or wish(c.route))
+            ]
+            choice = self._ask_policy(replace(request, candidates=candidates, exclude=exclude), now)
+            if choice is None or wish is None or wish(choice.candidate.route):
+                return choice
+            exclude.add(choice.candidate.signature)
+        return None
+
+    def _ask_policy(self, request: RouteRequest, now: float) -> RouteChoice[Candidate] | None:
         if not request.candidates:
             return None
         try:
-            return self.policy.choose(request, self.rng, self._latest(now))
+            choice = self.policy.choose(request, self.rng, self._latest(now))
+            return choice if choice is None or choice.odds else self._without_dice(choice, now)
         except Exception as error:  # Whatever is wrong with what was learnt, the chat can still be served.
             reason = f"statistics unavailable: {type(error).__name__}"
             return RouteChoice(best_prior(request.candidates), DecisionMode.GREEDY_FALLBACK, reason)
 
-    def _odds_of(
-        self, candidates: Sequence[Candidate], choice: RouteChoice[Candidate], now: float
-    ) -> tuple[ArmOdds, ...]:
-        """For people: the arms' chances before the draw. Unknown if the statistics fail."""
-        try:
-            shares = self.policy.odds(candidates, choice.candidate, now)
-            model_key = choice.candidate.model_key
-            return tuple(
-                ArmOdds(signature, share, self._stats.view(model_key, signature, now).tps)
-                for signature, share in shares.items()
-            )
-        except Exception:  # Whatever is wrong with what was learnt, the chat can still be served.
-            return ()
+    def _without_dice(self, choice: RouteChoice[Candidate], now: float) -> RouteChoice[Candidate]:
+        """The route that was taken had to be."""
+        arm = choice.candidate
+        return replace(
+            choice, odds=(ArmOdds(arm.signature, 1.0, self._stats.view(arm.model_key, arm.signature, now).tps),)
+        )
 
-    def _fall_back(self, model: ServedModel, exclude: Collection[Signature]) -> RouteChoice[Candidate]:
-        ready = model.ready_nodes()
-        suspected_too = [node for node in model.nodes.values() if not node.is_draining]
-        for nodes, reason in ((ready, "passed-over chain"), (suspected_too, "suspected node")):
-            route = find_chain(model, nodes, lambda route: route.signature in exclude)
+    def _has_failed_lately(self, route: Route, now: float) -> bool:
+        """A policy that keeps a ledger of nodes' faults itself has priced them already: nobody pays twice."""
+        if self._links.is_cooling(route, now):
+            return True
+        if self.policy.learns_from_failures:
+            return False
+        return any(self._live_node(node_id).faults.is_cooling(now) for node_id in route.node_ids)
+
+    def _exact_class_of(self, route: Route) -> str | None:
+        exactness = [self._live_node(node_id).registration.exactness for node_id in route.node_ids]
+        classes = {one.class_id if one.is_exact else "" for one in exactness}
+        return (classes.pop() or None) if len(classes) == 1 else None
+
+    def _fall_back(self, request: RouteRequest, suspects_too: bool) -> RouteChoice[Candidate]:
+        model = request.model
+        present = [node for node in model.nodes.values() if not node.is_draining]
+        sound = [node for node in present if not node.is_suspected]
+        for nodes, reason in ((sound, "settling node"), (present if suspects_too else [], "suspected node")):
+            route = find_chain(model, nodes, _refuse(request.exclude, None))
             if route is not None:
                 return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, reason)
         raise NoRouteError(explain_no_route(model))
@@ -266,6 +314,7 @@ class Router:
             ),
             epoch=self._stats.epoch(route.model_key),
             odds=odds,
+            exact_class=self._exact_class_of(route),
         )
         flight = Flight(
             reservation=decision.reservation,
@@ -311,3 +360,7 @@ class Router:
         if not node.is_ready:
             raise RouteUnavailableError(f"Node {node_id} is {'draining' if node.is_draining else 'not answering'}.")
         return node
+
+
+def _refuse(exclude: Collection[Signature], wish: Callable[[Route], bool] | None) -> Callable[[Route], bool]:
+    return lambda route: route.signature in exclude or (wish is not None and not wish(route))

@@ -234,11 +234,22 @@ A = TypeVar("A", bound=Arm)
 
 
 @dataclass(frozen=True, slots=True)
+class ArmOdds:
+    """A candidate's chance of taking the request, at the moment of the choice; ``tps`` as learnt by then."""
+
+    signature: Signature
+    share: float
+    tps: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class RouteChoice(Generic[A]):
     candidate: A
     mode: DecisionMode
     reason: str
     """``cold-start``; for a scout, the status that made the arm worth scouting; for an exploit, ``proven``."""
+    odds: tuple[ArmOdds, ...] = ()
+    """What it was chosen among, where chance had a say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,50 +274,62 @@ def choose_route(
     ``explore_share``, the least measured arm that is not proven, if there is one; else a proven arm with
     P(arm) proportional to tps**alpha.
     """
-    proven, unproven = _split(candidates, stats, now)
+    believed = _believed(candidates, stats, now)
+    proven, scout = _split(believed)
     if not proven:
-        return RouteChoice(best_prior(candidates), DecisionMode.SCOUT, "cold-start")
-    if unproven and rng.random() < config.explore_share:
-        scouted = min(unproven, key=lambda arm: arm.scouting_rank)
-        return RouteChoice(scouted.candidate, DecisionMode.SCOUT, scouted.view.status.value)
-    (exploited,) = rng.choices(proven, _exploit_weights(proven, config.weight_alpha))
-    return RouteChoice(exploited.candidate, DecisionMode.EXPLOIT, exploited.view.status.value)
+        chosen, mode, reason = best_prior(candidates), DecisionMode.SCOUT, "cold-start"
+    elif scout is not None and rng.random() < config.explore_share:
+        chosen, mode, reason = scout.candidate, DecisionMode.SCOUT, scout.view.status.value
+    else:
+        weights = _exploit_weights(proven, config.weight_alpha)
+        (exploited,) = rng.choices(proven, weights)
+        chosen, mode, reason = exploited.candidate, DecisionMode.EXPLOIT, exploited.view.status.value
+    shares = _shares(believed, proven, scout, config)
+    odds = tuple(
+        ArmOdds(arm.candidate.signature, share, arm.view.tps) for arm, share in zip(believed, shares, strict=True)
+    )
+    return RouteChoice(chosen, mode, reason, odds)
 
 
 def expected_shares(
     candidates: Sequence[Arm], stats: RouteStatsStore, config: RoutingConfig, now: float
 ) -> dict[Signature, float]:
     """For each candidate, the probability that ``choose_route`` takes it now; they sum to 1 (empty: to nothing)."""
-    shares = {candidate.signature: 0.0 for candidate in candidates}
-    proven, unproven = _split(candidates, stats, now)
-    if not candidates:
-        return shares
+    believed = _believed(candidates, stats, now)
+    shares = _shares(believed, *_split(believed), config)
+    return {arm.candidate.signature: share for arm, share in zip(believed, shares, strict=True)}
+
+
+def _shares(
+    believed: "Sequence[_Believed[A]]",
+    proven: "Sequence[_Believed[A]]",
+    scout: "_Believed[A] | None",
+    config: RoutingConfig,
+) -> list[float]:
     if not proven:
-        shares[best_prior(candidates).signature] = 1.0
-        return shares
-    exploit_share = 1.0
-    if unproven:
-        shares[min(unproven, key=lambda arm: arm.scouting_rank).candidate.signature] = config.explore_share
-        exploit_share -= config.explore_share
+        best = best_prior([arm.candidate for arm in believed]) if believed else None
+        return [float(arm.candidate is best) for arm in believed]
     weights = _exploit_weights(proven, config.weight_alpha)
-    for arm, weight in zip(proven, weights, strict=True):
-        shares[arm.candidate.signature] += exploit_share * weight / sum(weights)
-    return shares
+    exploited = (1.0 - config.explore_share if scout else 1.0) / sum(weights)
+    share_of = {id(arm): exploited * weight for arm, weight in zip(proven, weights, strict=True)}
+    if scout is not None:
+        share_of[id(scout)] = config.explore_share
+    return [share_of.get(id(arm), 0.0) for arm in believed]
 
 
 def best_prior(candidates: Sequence[A]) -> A:
     return min(candidates, key=lambda candidate: (-candidate.prior_tps, candidate.signature))
 
 
-def _split(
-    candidates: Sequence[A], stats: RouteStatsStore, now: float
-) -> tuple[list[_Believed[A]], list[_Believed[A]]]:
-    proven: list[_Believed[A]] = []
-    unproven: list[_Believed[A]] = []
-    for candidate in candidates:
-        view = stats.view(candidate.model_key, candidate.signature, now)
-        (proven if view.status is ArmStatus.PROVEN else unproven).append(_Believed(candidate, view))
-    return proven, unproven
+def _believed(candidates: Sequence[A], stats: RouteStatsStore, now: float) -> list[_Believed[A]]:
+    return [_Believed(c, stats.view(c.model_key, c.signature, now)) for c in candidates]
+
+
+def _split(believed: Sequence[_Believed[A]]) -> tuple[list[_Believed[A]], _Believed[A] | None]:
+    """The proven arms, and of the others the one to scout next."""
+    proven = [arm for arm in believed if arm.view.status is ArmStatus.PROVEN]
+    unproven = [arm for arm in believed if arm.view.status is not ArmStatus.PROVEN]
+    return proven, min(unproven, key=lambda arm: arm.scouting_rank, default=None)
 
 
 def _exploit_weights(proven: Sequence[_Believed[A]], alpha: float) -> list[float]:

@@ -6,6 +6,7 @@ one way in for everything about nodes; it carries out the fleet's effects.
 
 import asyncio
 import importlib
+import math
 import secrets
 import signal
 import socket
@@ -22,20 +23,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
+from meshnet_tracker.blame import Blame
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
-from meshnet_tracker.errors import SettingsError
+from meshnet_tracker.errors import AttemptFailedError, SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.fleet import (
     Fleet,
     FleetEffect,
     FleetEvent,
-    NodeFaulted,
     NodeNoted,
-    NodeSuspected,
     ServedModel,
     Tick,
     TopologyChanged,
@@ -47,6 +48,7 @@ from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.policies.adaptive import ADAPTIVE, AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
+from meshnet_tracker.prober import Prober
 from meshnet_tracker.proxy import ChatProxy
 from meshnet_tracker.pulse import SAMPLE_PERIOD_S
 from meshnet_tracker.route_policy import RoutePolicy
@@ -58,7 +60,8 @@ from meshnet_tracker.ticket_office import TicketOffice
 if TYPE_CHECKING:
     from meshnet_tracker.store.call_store import CallStore
 
-SHUTDOWN_S_MAX = 10
+SHUTDOWN_S_MAX = 5
+"""For what must still be said when the time of running chats is over."""
 LISTEN_BACKLOG = 2048
 TICKS_PER_HEARTBEAT = 2
 
@@ -85,6 +88,8 @@ class TrackerServer:
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
+        self.blame = Blame()
+        self.prober = Prober(self.fleet, self.handle)
         self.router = Router(
             fleet=self.fleet,
             stats=self.stats,
@@ -92,17 +97,19 @@ class TrackerServer:
             rng=route_rng or Random(),
             enumerate_routes=self._enumerate_routes,
             policy=policy,
+            links=self.blame.links,
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
         self.proxy = ChatProxy(
             router=self.router,
             events=self.events,
-            suspect=lambda node_id: self.handle(NodeSuspected(node_id)),
-            fault=lambda node_id: self.handle(NodeFaulted(node_id)),
+            blame=self._blame_for,
             add_ticket=lambda plan, request: self.tickets.issue(plan, request, now=time.time()),
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
+            token_timeout_s=settings.token_timeout_s,
+            chat_timeout_s=settings.chat_timeout_s,
         )
         self.observers = Observers(
             fleet=self.fleet,
@@ -120,6 +127,7 @@ class TrackerServer:
             chat=self.proxy,
             rest=rest,
             access=self.access,
+            check_reader=lambda headers, asked: self.node_auth.check_reader(headers, asked=asked, now=time.time()),
             allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
         )
 
@@ -146,24 +154,37 @@ class TrackerServer:
             case TopologyChanged(model_key, reason, node_id):
                 epoch = self.stats.bump_epoch(model_key)
                 self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
-                self._cut_off_if_lost(node_id, reason)
+                self._follow_up(node_id, reason)
             case NodeNoted(model_key, reason, node_id):
                 epoch = self.stats.epoch(model_key)
                 self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
-                self._cut_off_if_lost(node_id, reason)
+                self._follow_up(node_id, reason)
             case _:
                 assert_never(effect)
 
-    def _cut_off_if_lost(self, node_id: NodeId, reason: str) -> None:
-        if reason == "lost":
-            self.proxy.cut_off(node_id)
+    def _follow_up(self, node_id: NodeId, reason: str) -> None:
+        match reason:
+            case "lost" | "left" | "restarted" | "shard-change" | "settling":
+                self.proxy.cut_off(node_id)
+            case "suspected":
+                self.prober.look()
+            case "condemned":
+                for event in self.blame.condemned(node_id):
+                    self.handle(event)
+
+    def _blame_for(self, route: Route, failure: AttemptFailedError) -> tuple[NodeId, ...]:
+        suspects, events = self.blame.judge(route, failure, time.monotonic())
+        for event in events:
+            self.handle(event)
+        return tuple(suspects)
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         tls = self.settings.client_tls
         async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = self.probe.session = session
-            companions = [tasks.create_task(self._tick_forever()), tasks.create_task(self._sample_forever())]
+            loops = (self._tick_forever(), self._sample_forever(), self.prober.run(session))
+            companions = [tasks.create_task(loop) for loop in loops]
             yield
             for companion in companions:
                 companion.cancel()
@@ -252,7 +273,15 @@ class _HttpServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._tracker.observers.watchers.close()
-        await super().shutdown(sockets)
+        async with asyncio.TaskGroup() as tasks:
+            ending = tasks.create_task(self._end_chats_in_time())
+            await super().shutdown(sockets)
+            ending.cancel()
+
+    async def _end_chats_in_time(self) -> None:
+        """Chats that would not end by themselves hear why; cut off by the server they would only break."""
+        await asyncio.sleep(self._tracker.settings.drain_timeout_s)
+        self._tracker.proxy.cut_off_all()
 
 
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
@@ -266,7 +295,7 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             access_log=False,
             log_level="warning",
             server_header=False,
-            timeout_graceful_shutdown=SHUTDOWN_S_MAX,
+            timeout_graceful_shutdown=math.ceil(tracker.settings.drain_timeout_s) + SHUTDOWN_S_MAX,
             ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         ),
         tracker,
@@ -279,7 +308,7 @@ def run_tracker(
     key: Ed25519PrivateKey | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, let running chats end within ``SHUTDOWN_S_MAX`` seconds, and return.
+    """Serve until SIGTERM or SIGINT, let running chats end within the drain timeout, and return.
 
     ``on_listening`` is told the base URL. Raises SettingsError if the port is taken or the database unusable.
     Call it in the main thread.

@@ -5,10 +5,12 @@ import math
 import re
 import secrets
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from meshnet_protocol.ids import WalletId
+from meshnet_protocol.ids import ModelKey, WalletId
+from meshnet_protocol.messages import SharedFile
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.policies import POLICIES
@@ -16,11 +18,24 @@ from meshnet_tracker.policies.proportional import PROPORTIONAL
 from meshnet_tracker.routing_stats import RoutingConfig
 
 HEARTBEAT_PERIOD_S_MIN = 0.01
+TOKEN_TIMEOUT_S_MIN = 0.01
 PORT_MAX = 65535
 CANDIDATES_MAX = 1000
 KEY_CHARS_MIN = 8
 _KEY = re.compile(r"[!-~]{8,512}")
 _WALLET = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model file that the tracker hands to nodes."""
+
+    name: str
+    model_key: ModelKey
+    path: Path
+    shared: SharedFile
+    manifest: bytes
+    """As nodes write it, in JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +57,16 @@ class TrackerSettings:
     route_candidates_max: int = ROUTE_CANDIDATES_MAX
     model_aliases: Mapping[str, str] = field(default_factory=dict)
     """Other names under which models may be asked for, and the names they stand for."""
+    store: Sequence[StoredModel] = ()
+    """Model files that are handed to nodes."""
     database: str | None = None
     """Where the latest calls outlive the process: ``sqlite:///FILE``. None: nowhere."""
+    token_timeout_s: float = 30.0
+    """How long a route may give no sign of life (a token, a part of the prompt) before another one takes over."""
+    chat_timeout_s: float = 3600.0
+    """How long a chat may take in all."""
+    drain_timeout_s: float = 30.0
+    """How long running chats may go on when the tracker is told to stop."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
     api_keys: tuple[str, ...] = field(default=(), repr=False)
@@ -78,6 +101,7 @@ class TrackerSettings:
             )
         if not 0 < self.comment_period_s < math.inf:
             raise SettingsError(f"comment period must be more than 0 seconds, got {self.comment_period_s}")
+        self._check_times()
         for alias, name in self.model_aliases.items():
             if not alias or not name:
                 raise SettingsError(f"--model-alias must be ALIAS=MODEL, got {alias!r}={name!r}")
@@ -114,6 +138,15 @@ class TrackerSettings:
                 f"{' '.join(missing)} (these were drawn for you; clients send an API key, nodes start with the same "
                 "--join-token; --allow-wallet does instead of a token). On a network where you trust everybody: --open"
             )
+
+    def _check_times(self) -> None:
+        for flag, seconds, least in (
+            ("--token-timeout", self.token_timeout_s, TOKEN_TIMEOUT_S_MIN),
+            ("--chat-timeout", self.chat_timeout_s, TOKEN_TIMEOUT_S_MIN),
+            ("--drain-timeout", self.drain_timeout_s, 0),
+        ):
+            if not least <= seconds < math.inf:
+                raise SettingsError(f"{flag} must be at least {least:g} seconds, not {seconds}")
 
     @property
     def routing(self) -> RoutingConfig:

@@ -1,7 +1,7 @@
 """Real stand-ins for tests of the tracker and of what talks to it: a head without a model, a tracker in-process.
 
 ``FakeHead`` is a real HTTP server that speaks a head's side of ``messages.py``. What it answers, how it
-breaks and when it waits is set on it before or during a chat; nothing in it ever sleeps.
+breaks and when it waits is set on it before or during a chat; nothing in it sleeps but a slow prompt.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import aiohttp
 import msgspec
@@ -40,6 +40,7 @@ from meshnet_tracker.sse import DONE, write_event
 PROMPT_TOKENS = 5
 TEN_PIECES = tuple(f"word{number} " for number in range(10))
 NO_HEARTBEATS_NEEDED_S = 60.0
+STEP_S = 0.1
 
 
 def make_card(*, name: str = "tiny", layer_count: int = 40) -> ModelCard:
@@ -81,11 +82,14 @@ def make_registration(
 
 @dataclass(slots=True)
 class FakeHead:
-    """Answers every chat with ``pieces``, one token each, unless told to fail.
+    """Answers every chat with ``pieces``, one token each, unless told to fail; resumes what others have begun.
 
+    It starts with ``noise`` chunks that say nothing, or ``prefill_steps`` that tell of its progress, 0.1 s each.
     ``refusal`` is a status and an error object instead of a 200. ``breaks_after`` cuts the connection
-    after that many pieces (0: after the 200). ``ends_after`` ends the stream properly but too early.
+    after that many pieces (0: after the 200), ``breaks_at_the_end`` after the last word. ``ends_after`` ends the stream
+    properly but too early; ``freezes_after`` says nothing more.
     While ``go`` is clear, a chat waits before each piece; while ``accepts`` is clear, before its 200.
+    ``is_well`` is what it says to probes; ``forgets`` makes it begin at the beginning whatever it is told.
     """
 
     url: str = ""
@@ -96,7 +100,14 @@ class FakeHead:
     refusal: tuple[int, dict[str, Any]] | None = None
     stream_error: dict[str, Any] | None = None
     breaks_after: int | None = None
+    breaks_at_the_end: bool = False
     ends_after: int | None = None
+    freezes_after: int | None = None
+    noise: int = 0
+    prefill_steps: int = 0
+    is_well: bool = True
+    forgets: bool = False
+    probe_count: int = 0
     go: asyncio.Event = field(default_factory=asyncio.Event)
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
     requests: list[HeadRequest] = field(default_factory=list)
@@ -108,8 +119,10 @@ class FakeHead:
         self.go.set()
         self.accepts.set()
 
-    async def health(self, _request: web.Request) -> web.Response:
-        return web.json_response({"status": "ok", "node_id": self.node_id})
+    async def answer_probe(self, _: web.Request) -> web.Response:
+        self.probe_count += 1
+        body = {"status": "ok", "node_id": self.node_id}
+        return web.json_response(body, status=200 if self.is_well else 503)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(msgspec.json.decode(await request.read(), type=HeadRequest))
@@ -127,17 +140,22 @@ class FakeHead:
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
-        await response.write(_event([Choice(index=0, delta=Delta(role="assistant", content=""))]))
+        resumed = 0 if self.forgets else self.requests[-1].resumed_tokens
+        begun = HeadReport(prompt_tokens=PROMPT_TOKENS, resumed_tokens=resumed)
+        await response.write(_event([Choice(index=0, delta=Delta(role="assistant", content=""))], meshnet=begun))
+        await self._prefill(response)
         limit = self.requests[-1].max_tokens
         pieces = self.pieces if limit is None else self.pieces[:limit]
         for index, piece in enumerate((*pieces, None)):
+            if index < resumed:
+                continue
             await self.go.wait()
             if index == self.breaks_after:
-                assert request.transport is not None
-                request.transport.abort()
-                raise ConnectionResetError("as told")
+                _break(request)
             if index == self.ends_after:
                 return response
+            if index == self.freezes_after:
+                await asyncio.Event().wait()
             if piece is not None:
                 choice = Choice(index=0, delta=Delta(content=piece))
                 await response.write(_event([choice], meshnet=HeadReport(token_ids=(index,))))
@@ -145,10 +163,18 @@ class FakeHead:
             await response.write(write_event(msgspec.json.encode({"error": self.stream_error})))
         reason = self.finish_reason if len(pieces) == len(self.pieces) else "length"
         await response.write(_event([Choice(index=0, delta=Delta(), finish_reason=reason)], meshnet=self._report()))
+        if self.breaks_at_the_end:
+            _break(request)
         count = len(pieces)
         usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=count, total_tokens=PROMPT_TOKENS + count)
         await response.write(_event([], usage=usage) + write_event(DONE))
         return response
+
+    async def _prefill(self, response: web.StreamResponse) -> None:
+        for step in range(self.noise + self.prefill_steps):
+            await asyncio.sleep(STEP_S)
+            tokens = step + 1 if step >= self.noise else 0
+            await response.write(_event([], meshnet=HeadReport(prefilled_tokens=tokens)))
 
     def _report(self) -> HeadReport:
         plan = self.requests[-1].meshnet
@@ -158,6 +184,12 @@ class FakeHead:
                 HopTiming(node_id=hop.node_id, steps=10, queue_s=0.05, compute_s=0.5, link_s=0.1) for hop in plan.hops
             )
         )
+
+
+def _break(request: web.Request) -> NoReturn:
+    assert request.transport is not None
+    request.transport.abort()
+    raise ConnectionResetError("as told")
 
 
 def _event(choices: list[Choice], **fields: Any) -> bytes:
@@ -171,7 +203,7 @@ async def running_head(**fields: Any) -> AsyncIterator[FakeHead]:
     head = FakeHead(**fields)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", head.answer)
-    app.router.add_get("/health", head.health)
+    app.router.add_get("/health", head.answer_probe)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -64,10 +64,10 @@ class Mesh:
     ) -> None:
         self._stack.close()
 
-    def start_tracker(self) -> None:
-        """Start the tracker and wait until it answers."""
+    def start_tracker(self, options: Sequence[str] = ()) -> None:
+        """Start the tracker and wait until it answers. ``options``: more of ``meshnet tracker``'s."""
         files = ["--database", f"sqlite:///{self.folder}/tracker.db", "--key-file", f"{self.folder}/tracker.pem"]
-        child = self.spawn("tracker", ["tracker", "--port", str(self._port), *files])
+        child = self.spawn("tracker", ["tracker", "--port", str(self._port), *files, *options])
         self._wait(child, lambda: get_json(self.url, "/health") is not None)
 
     def start_node(self, name: str, layers: str, *, layer_delay_ms: float, options: Sequence[str] = ()) -> None:
@@ -86,12 +86,13 @@ class Mesh:
         found = [node for node in nodes if node["node_id"].startswith(f"{name}.")]
         return bool(found) and set(entry_layers) <= set(found[0]["entry_layers"])
 
-    def spawn(self, name: str, arguments: Sequence[str]) -> Child:
+    def spawn(self, name: str, arguments: Sequence[str], *, program: Sequence[str] = ("-m", "meshnet_cli")) -> Child:
+        """``program``: what Python runs in place of the ``meshnet`` command."""
         log = self.folder / f"{name}.log"
         with log.open("wb") as output:
             # A session of its own, so that Ctrl-C reaches the demo first and it stops its children in order.
             process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, "-m", "meshnet_cli", *arguments],
+                [sys.executable, *program, *arguments],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

@@ -4,15 +4,15 @@ Rules, in this order:
 
 1. Decode steps (one row) and prefill (more rows) take turns when both wait, decode steps first: a long prompt
    never stops others for longer than one piece of it, and a crowd of decode steps never stops a prompt.
-2. All decode steps waiting at one segment go into one batch. Among segments the earliest goes first, so that
-   its sessions catch up with those waiting behind it and later segments see fuller batches. Among generations
-   of segments the one with the longest waiting step goes first.
+2. The decode steps of a group (``groups.py``) that wait at one segment go into one batch. The group with the
+   longest waiting step goes first. Among its segments the earliest does, so that its sessions catch up with those
+   waiting behind it and later segments see fuller batches.
 3. A prompt is cut into pieces as it enters the shard: large ones when it is alone, small ones when there are
    other sessions to keep flowing. The longest waiting prompt goes first, one session at a time, because rows
    of unequal counts do not share a batch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 SHARED_PIECE_ROWS_MAX = 32
@@ -55,19 +55,25 @@ class Batch:
 
 
 def choose_batch(
-    ready: Sequence[ReadyRows], *, rows_max: int, after_decode: bool, session_count: int = 1
+    ready: Sequence[ReadyRows],
+    *,
+    rows_max: int,
+    after_decode: bool,
+    session_count: int = 1,
+    group_of: Callable[[int], Collection[int]],
 ) -> Batch | None:
     """The next decode; None if nothing is ready.
 
     ``after_decode``: the previous batch was of decode steps, so a waiting prompt has its turn.
     ``session_count``: open sessions; with more than one, prompts enter in small pieces.
+    ``group_of``: the slots whose decode steps go with a slot's, itself among them.
     """
     decode_steps = [rows for rows in ready if rows.row_count == 1]
     prompts = [rows for rows in ready if rows.row_count > 1]
     if prompts and (after_decode or not decode_steps):
         return _prefill(min(prompts, key=lambda rows: rows.turn), rows_max, session_count)
     if decode_steps:
-        return _decode(decode_steps, rows_max)
+        return _decode(decode_steps, rows_max, group_of)
     return None
 
 
@@ -78,8 +84,10 @@ def _prefill(rows: ReadyRows, rows_max: int, session_count: int) -> Batch:
     return Batch(rows.stage, (rows.slot,), min(rows.row_count, limit))
 
 
-def _decode(steps: Sequence[ReadyRows], rows_max: int) -> Batch:
-    generation = min(steps, key=lambda rows: rows.turn).stage.generation
-    stage = min(rows.stage for rows in steps if rows.stage.generation == generation)
-    at_stage = sorted((rows for rows in steps if rows.stage == stage), key=lambda rows: rows.turn)
+def _decode(steps: Sequence[ReadyRows], rows_max: int, group_of: Callable[[int], Collection[int]]) -> Batch:
+    longest_waiting = min(steps, key=lambda rows: rows.turn)
+    generation, group = longest_waiting.stage.generation, group_of(longest_waiting.slot)
+    together = [rows for rows in steps if rows.slot in group and rows.stage.generation == generation]
+    stage = min(rows.stage for rows in together)
+    at_stage = sorted((rows for rows in together if rows.stage == stage), key=lambda rows: rows.turn)
     return Batch(stage, tuple(sorted(rows.slot for rows in at_stage[:rows_max])), 1)

@@ -27,6 +27,7 @@ Some architectures insist on ``output`` as well. Then the matrix that is not use
 as zeros and takes neither disk nor, as nobody touches it, memory.
 """
 
+import os
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -64,7 +65,9 @@ def cached_slice(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
         return model.path
     path = slice_path(model, layers, cache_dir)
     try:
-        if not path.is_file():
+        if path.is_file():
+            os.utime(path)  # in use: see model_catalog.unused_files
+        else:
             slice_layers(model, layers, path)
     except OSError as error:
         raise ModelFileError(

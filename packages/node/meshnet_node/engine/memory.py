@@ -23,7 +23,8 @@ from meshnet_protocol.layers import LayerRange
 
 Q8_0_BLOCK = 32
 Q8_0_BYTES_PER_ITEM = 34 / 32
-BF16_BYTES_PER_ITEM = 2.0
+F16_BYTES_PER_ITEM = 2.0
+"""BF16 has as many."""
 FLOAT_BYTES = 4
 CONTEXT_GRANULE = 256
 """llama.cpp rounds contexts up to this."""
@@ -115,7 +116,8 @@ def _cache_bytes(model: ModelFile, piece: LayerRange, options: EngineOptions) ->
         else:
             heads = _per_layer(model, "attention.head_count_kv", layer) or _heads(model, layer)
             items += heads * (_head_size(model, "key") + _head_size(model, "value"))
-    per_item = Q8_0_BYTES_PER_ITEM if model.hidden_size // _heads(model, 0) % Q8_0_BLOCK == 0 else BF16_BYTES_PER_ITEM
+    fits_blocks = model.hidden_size // _heads(model, 0) % Q8_0_BLOCK == 0
+    per_item = Q8_0_BYTES_PER_ITEM if fits_blocks and options.exact != "off" else F16_BYTES_PER_ITEM
     return int(options.slots * (context * items * per_item + states * FLOAT_BYTES))
 
 

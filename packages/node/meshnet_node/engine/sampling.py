@@ -26,6 +26,8 @@ from meshnet_protocol.messages import Sampling, TokenLogprobs
 
 RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp takes this seed for "draw one yourself"."""
+GREEDY_BELOW = 1e-6
+"""Temperatures that leave nothing to chance, and by which logits cannot be divided without leaving all floats."""
 LOGPROB_MIN = -9999.0
 """Stands for impossible: JSON has no infinity."""
 
@@ -63,7 +65,7 @@ class TokenSampler:
     def __init__(self, sampling: Sampling, vocabulary: SamplerVocabulary) -> None:
         """Raises GrammarError if the grammar cannot be read."""
         self._sampling = sampling
-        self._is_greedy = sampling.temperature <= 0
+        self._is_greedy = sampling.temperature < GREEDY_BELOW
         self._is_plain = self._is_greedy and not (sampling.has_penalties or sampling.logit_bias or sampling.grammar)
         self._end_token = vocabulary.end_token
         self._grammar = make_grammar_sampler(vocabulary.handle, sampling.grammar) if sampling.grammar else None
@@ -172,7 +174,7 @@ def _make_chain(sampling: Sampling, vocabulary_size: int) -> Any:
     if sampling.has_penalties:
         penalties = (sampling.repeat_penalty, sampling.frequency_penalty, sampling.presence_penalty)
         add(llama_cpp.llama_sampler_init_penalties(vocabulary_size, sampling.penalty_tokens, *penalties))
-    if sampling.temperature <= 0:
+    if sampling.temperature < GREEDY_BELOW:
         return chain
     if sampling.top_k > 0:
         add(llama_cpp.llama_sampler_init_top_k(sampling.top_k))

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from meshnet_node.engine.batch import ReadyRows, Stage
+from meshnet_node.engine.grammar_draws import GrammarDraws
 from meshnet_node.engine.sampling import Draw, TokenSampler
 from meshnet_node.engine.segment import FloatRows, RowsResult, SequenceRows, TokenRows
 from meshnet_node.engine.shard import Generation
@@ -62,6 +63,8 @@ class EngineSession:
     slot: int
     generation: Generation
     first_segment: int
+    hop_count: int = 1
+    """Of its route."""
     next_position: int = 0
     """Position the next step must have; moved on as steps are handed in."""
     held_tokens: int = 0
@@ -73,6 +76,8 @@ class EngineSession:
     is_closed: bool = False
     sampler: TokenSampler | None = None
     """Set if the session ends at the model's last layer. From here on: the engine thread's."""
+    grammar_draws: GrammarDraws | None = None
+    """Set instead of the sampler if the answer must follow a grammar."""
     works: "deque[StepWork]" = field(default_factory=deque)
     failure: NodeError | None = None
 
@@ -150,7 +155,7 @@ class StepWork:
         )
 
     def advance(
-        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], Draw]
+        self, session: EngineSession, row_count: int, result: RowsResult, draw: Callable[[FloatRows, int], Draw | None]
     ) -> bool:
         """Take what a segment made of the piece; True if that was the step's last."""
         if self.segment + 1 < len(session.generation.segments):

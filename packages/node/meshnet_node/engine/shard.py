@@ -30,7 +30,7 @@ class EngineOptions:
     chunk_tokens: int = 128
     """Most rows in one decode."""
     exact: str = "auto"
-    """``auto``: test and tell; ``on``: refuse to load if the test fails; ``off``: no test."""
+    """``auto``: test and tell; ``on``: refuse to load if the test fails; ``off``: no test, and an F16 KV cache."""
     gpu_layers: int = 0
     layer_delay_s: float = 0.0
     """An honest slow-down: the engine sleeps this long per layer in every decode."""
@@ -106,5 +106,6 @@ def _load_segment(model: ModelFile, piece: LayerRange, options: EngineOptions) -
         rows_max=options.rows_max,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
+        is_exact=options.exact != "off",
     )
     return Segment(cached_slice(model, piece, options.cache_dir), shape, settings)

@@ -27,8 +27,16 @@ import numpy as np
 from meshnet_node.engine import exactness
 from meshnet_node.engine.architectures import check_architecture, enterable_at
 from meshnet_node.engine.gguf_file import ModelFile
+from meshnet_node.engine.grammar_draws import DrawPool, GrammarDraws
 from meshnet_node.engine.held_file import HeldFile, held_file
-from meshnet_node.engine.loop import EngineLoop, EngineStopped, GenerationRetired, SessionClosed, StepArrived
+from meshnet_node.engine.loop import (
+    AnswerWanted,
+    EngineLoop,
+    EngineStopped,
+    GenerationRetired,
+    SessionClosed,
+    StepArrived,
+)
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.session import Answer, EngineSession, StepInput, StepResult, StepWork, rows_of_step
 from meshnet_node.engine.shard import EngineOptions, Generation, load_generation
@@ -70,9 +78,12 @@ class Engine:
         self._current = generation
         self._generations = [generation]
         self._slots = SlotTable(options.slots)
+        self._draw_pool = DrawPool(model.path, sessions_max=options.slots)
         self._open_sessions: set[EngineSession] = set()
         self._is_closed = False
-        self._loop = EngineLoop(options)
+        self._failure: NodeError | None = None
+        self._failure_watchers: list[Callable[[], None]] = []
+        self._loop = EngineLoop(options, self._take_failure)
         self._thread = threading.Thread(target=self._loop.run, name="engine", daemon=True)
         self._thread.start()
 
@@ -135,24 +146,36 @@ class Engine:
         return len(self._generations)
 
     def open_session(
-        self, session_id: SessionId, layers: LayerRange, sampling: Sampling | None, *, prefix: Sequence[bytes] = ()
+        self,
+        session_id: SessionId,
+        layers: LayerRange,
+        sampling: Sampling | None,
+        *,
+        prefix: Sequence[bytes] = (),
+        hop_count: int = 1,
     ) -> EngineSession:
         """Take a slot for a session over ``layers``; ``sampling`` is used where they end the model.
 
         ``prefix`` is the prompt's chain: ``held_tokens`` of the session then says how much of it the slot
-        holds, and its first step may begin there. Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
+        holds, and its first step may begin there. ``hop_count`` is the length of its route.
+        Raises NoFreeSlotError, EntryLayerError, EngineClosedError.
         """
         with self._lock:
             self._check_open()
             generation = self._current
             first_segment = generation.segment_at(layers)
-            sampler = None
+            sampler: TokenSampler | None = None
+            grammar_draws: GrammarDraws | None = None
             if layers.next_layer == self.card.layer_count:
-                sampler = TokenSampler(sampling or _GREEDY, self.vocabulary)
+                sampling = sampling or _GREEDY
+                if sampling.grammar:
+                    grammar_draws = self._draw_pool.lease(sampling)
+                else:
+                    sampler = TokenSampler(sampling, self.vocabulary)
             taken = self._slots.take(Place(generation.number, first_segment), prefix)
-            session = EngineSession(session_id, layers, taken.slot, generation, first_segment)
+            session = EngineSession(session_id, layers, taken.slot, generation, first_segment, hop_count)
             session.held_tokens = session.next_position = taken.held_tokens
-            session.sampler = sampler
+            session.sampler, session.grammar_draws = sampler, grammar_draws
             self._open_sessions.add(session)
             generation.session_count += 1
         return session
@@ -168,6 +191,20 @@ class Engine:
         result = await answer.future
         session.done_position = max(session.done_position, step.position + result.row_count)
         return result
+
+    async def wait_answer(self) -> None:
+        """Returns when the engine's thread has come by: soon, unless it hangs. Raises EngineClosedError."""
+        answered = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def answer() -> None:
+            with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(answered.set)
+
+        with self._lock:
+            self._check_open()
+            self._loop.inbox.put(AnswerWanted(answer))
+        await answered.wait()
 
     def close_session(self, session: EngineSession, *, remember: tuple[bytes, ...] = ()) -> None:
         """Give the slot back; steps under way fail with EngineClosedError. May be called again.
@@ -210,6 +247,23 @@ class Engine:
             self.close_session(session)
         return self.shard.layer_count * steps / elapsed_s
 
+    def check_grammar(self, grammar: str) -> None:
+        """Blocks for at most a few seconds. Raises GrammarError if a session could not follow it, NoFreeSlotError."""
+        self._draw_pool.check(grammar)
+
+    @property
+    def failure(self) -> NodeError | None:
+        """Why the engine will never compute again, if it will not: a bug met its thread, not a single step."""
+        return self._failure
+
+    def watch_failure(self, watcher: Callable[[], None]) -> None:
+        """``watcher`` is called once, by any thread, when there is a failure; at once if there is one already."""
+        with self._lock:
+            self._failure_watchers.append(watcher)
+            has_failed = self._failure is not None
+        if has_failed:
+            watcher()
+
     def close(self) -> None:
         """Stop the thread and free everything; what is under way fails with EngineClosedError."""
         with self._cutting:
@@ -219,6 +273,7 @@ class Engine:
                 self._is_closed = True
                 self._loop.inbox.put(EngineStopped())
             self._thread.join()
+            self._draw_pool.close()
             for generation in self._generations:
                 generation.close()
             self._generations.clear()
@@ -269,7 +324,16 @@ class Engine:
             self._slots.forget_generation(generation.number)
             self._loop.inbox.put(GenerationRetired(generation))
 
+    def _take_failure(self, failure: NodeError) -> None:
+        with self._lock:
+            self._failure = failure
+            watchers = list(self._failure_watchers)
+        for watcher in watchers:
+            watcher()
+
     def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure
         if self._is_closed:
             raise EngineClosedError("the engine was closed; start the node again")
 

@@ -8,6 +8,7 @@ import ctypes
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,11 @@ import jinja2
 import llama_cpp
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from meshnet_node.engine.grammar import check_grammar
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import ModelFileError, TemplateError
 
 _PIECE_BYTES = 64
+_PARSED_ATTRIBUTES = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _NO_TOKEN = -1
 
 
@@ -60,10 +61,6 @@ class Vocabulary:
         """llama.cpp's own vocabulary; lives as long as this object."""
         return self._vocab
 
-    def check_grammar(self, grammar: str) -> None:
-        """Raises GrammarError if drawing could not follow it."""
-        check_grammar(self._vocab, grammar)
-
     @property
     def chat_template(self) -> "ChatTemplate":
         """Raises TemplateError if the model has none."""
@@ -99,6 +96,15 @@ class Vocabulary:
         """The one token that this text is, if the model has such a token."""
         tokens = self.tokenize(text, add_special=False, parse_special=True)
         return tokens[0] if len(tokens) == 1 else None
+
+    @cached_property
+    def control_names(self) -> frozenset[str]:
+        """What ``parse_special`` reads as tokens, and nothing else does."""
+        return frozenset(
+            self._special_text(token)
+            for token in range(self.size)
+            if llama_cpp.llama_vocab_get_attr(self._vocab, token) & _PARSED_ATTRIBUTES
+        )
 
     def is_end(self, token: int) -> bool:
         """Whether the model ends its turn with this token."""

@@ -54,6 +54,7 @@ class HttpSource:
         headers: Mapping[str, str] = MappingProxyType({}),
         wait: Callable[[float], None] | None = None,
         tls: ssl.SSLContext | None = None,
+        auth: httpx.Auth | None = None,
     ) -> None:
         self.url = url
         self._wait = wait or time.sleep
@@ -61,6 +62,7 @@ class HttpSource:
         # Compressed ranges would be ranges of something else.
         self._http = httpx.Client(
             verify=tls or True,
+            auth=auth,
             headers={**headers, "Accept-Encoding": "identity"},
             follow_redirects=True,
             timeout=TIMEOUT_S,

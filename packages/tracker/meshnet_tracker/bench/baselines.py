@@ -53,6 +53,8 @@ class Baseline:
     """What the simple policies share: counts in flight, and nothing to explain."""
 
     name = "baseline"
+    learns_from_failures = True
+    """As published: the router adds nothing of its own."""
 
     def __init__(self) -> None:
         self.on_arm: Counter[Signature] = Counter()
@@ -66,9 +68,6 @@ class Baseline:
 
     def pick(self, request: RouteRequest, rng: Random) -> Candidate:
         raise NotImplementedError
-
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        return {}
 
     def taken(self, flight: Flight) -> None:
         self.on_arm[flight.route.signature] += 1

@@ -20,6 +20,8 @@ class Tracker:
     stats: RouteStatsStore
     config: RoutingConfig
     machines: dict[NodeId, Machine]
+    requests_per_s: float = 0.0
+    """How many there will be, on average: for oracles too."""
 
 
 @dataclass(frozen=True, slots=True)

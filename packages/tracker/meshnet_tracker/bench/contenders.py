@@ -17,7 +17,9 @@ from meshnet_tracker.bench.baselines import (
     every_chain,
 )
 from meshnet_tracker.bench.contender import Contender
+from meshnet_tracker.bench.glr_klucb import GlrKlUcb
 from meshnet_tracker.bench.oracles import Clairvoyant
+from meshnet_tracker.bench.static_split import BestStaticSplit
 from meshnet_tracker.policies.adaptive import AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.routing_stats import RoutingConfig
@@ -39,9 +41,15 @@ def _baseline(make: type[Baseline]) -> Contender:
 _MADE = (
     Contender(ORACLE, lambda t: Clairvoyant(t.machines), cap="all"),
     Contender("clairvoyant-kind", lambda t: Clairvoyant(t.machines, is_kind=True), cap="all"),
+    Contender("best-static-split", lambda t: BestStaticSplit(t.machines, requests_per_s=t.requests_per_s), cap="all"),
     Contender(ADAPTIVE, lambda t: AdaptivePolicy(config=t.config), cap="all"),
     _proportional(DEFAULT, RoutingConfig()),
     _proportional("proportional-s0.05", RoutingConfig(explore_share=0.05)),
+    _proportional("proportional-s0.1", RoutingConfig(explore_share=0.1)),
+    _proportional("proportional-a2-s0.05", RoutingConfig(explore_share=0.05, weight_alpha=2)),
+    _proportional("proportional-a2-s0.1", RoutingConfig(explore_share=0.1, weight_alpha=2)),
+    _proportional("proportional-a3-s0.05", RoutingConfig(explore_share=0.05, weight_alpha=3)),
+    _proportional("proportional-a3-s0.1", RoutingConfig(explore_share=0.1, weight_alpha=3)),
     _proportional("proportional-a4-s0.05", RoutingConfig(explore_share=0.05, weight_alpha=4)),
     _proportional("proportional-a8-s0.05", RoutingConfig(explore_share=0.05, weight_alpha=8)),
     _proportional("proportional-all", RoutingConfig(), has_every_chain=True),
@@ -55,6 +63,7 @@ _MADE = (
     _baseline(LiteLlm),
     _baseline(Petals),
     _baseline(DiscountedUcb),
+    _baseline(GlrKlUcb),
     Contender("thompson-route", lambda _: ThompsonRoutes(with_load=False), enumerate_routes=every_chain, cap="all"),
     Contender("thompson-route-load", lambda _: ThompsonRoutes(with_load=True), enumerate_routes=every_chain, cap="all"),
     _baseline(ThompsonHops),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import fmean
+from typing import NamedTuple
 
 from meshnet_tracker.bench.contender import Asked, Record
 from meshnet_tracker.bench.worlds import World
@@ -17,6 +18,17 @@ WINDOW_S = 30.0
 WINDOW_STEP_S = 5.0
 RECOVERED = 0.9
 GRACE_S = 60.0
+
+
+class Point(NamedTuple):
+    """One request that ended, warm-up included."""
+
+    at_s: float
+    """When it was asked."""
+    tps: float
+    """0 if it failed."""
+    seconds: float
+    is_near_best: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +54,7 @@ class Figures:
     scouts_max: int
     warm_up_tps: float
     requests: int
-    timeline: tuple[tuple[float, float], ...]
-    """(time of asking, tokens/s) of every completed request."""
+    timeline: tuple["Point", ...]
 
 
 def figures_of(record: Record, world: World, *, warm_up_s: float) -> Figures:
@@ -67,7 +78,11 @@ def figures_of(record: Record, world: World, *, warm_up_s: float) -> Figures:
         scouts_max=record.scouts_on_one_node_max,
         warm_up_tps=_mean(_tps(asked) for asked in early),
         requests=len(measured),
-        timeline=tuple((a.request.at_s, _tps(a)) for a in record.asked if a.outcome in ("completed", "failed")),
+        timeline=tuple(
+            Point(a.request.at_s, _tps(a), a.seconds, a.is_near_best)
+            for a in record.asked
+            if a.outcome in ("completed", "failed")
+        ),
     )
 
 
@@ -114,8 +129,8 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def _window(points: Sequence[tuple[float, float]], start_s: float) -> float | None:
-    inside = [tps for at_s, tps in points if start_s <= at_s < start_s + WINDOW_S]
+def _window(points: Sequence[Point], start_s: float) -> float | None:
+    inside = [point.tps for point in points if start_s <= point.at_s < start_s + WINDOW_S]
     return fmean(inside) if inside else None
 
 

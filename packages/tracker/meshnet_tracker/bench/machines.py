@@ -65,6 +65,10 @@ class Machine:
     """By id; a dict, because it keeps its order and a set of objects would not."""
     starts: int = 0
 
+    @property
+    def is_faulty(self) -> bool:
+        return not self.is_up or self.fails_fast or self.truncates
+
     def recrowd(self) -> bool:
         """Whether a change of the number of runs changed their speed."""
         crowding = max(1.0, len(self.runs) / self.spec.cap)
@@ -87,7 +91,7 @@ def best_route(
     """
     by_start: dict[int, list[Machine]] = {}
     for machine in machines:
-        if machine.is_up and not machine.fails_fast and not machine.truncates:
+        if not machine.is_faulty:
             by_start.setdefault(machine.spec.first, []).append(machine)
             for layer in machine.spec.entry_layers:
                 by_start.setdefault(layer, []).append(machine)

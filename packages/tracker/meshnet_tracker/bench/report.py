@@ -1,9 +1,7 @@
-"""The bench's results as rows for a table, as one JSON object, and as pictures where matplotlib is at hand."""
+"""The bench's results as rows for a table and as one JSON object."""
 
-import importlib.util
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +13,6 @@ COLUMNS = (
     "policy", "cap", "tok/s", "of oracle", "vs default", "ms/tok", "regret", "p50 s", "p95 s", "p99 s", "near best",
     "scouts", "scout cost", "failed", "marked", "first s", "recovery s",
 )  # fmt: skip
-PLOT_WINDOW_S = 60.0
 
 
 class Cell:
@@ -96,41 +93,6 @@ def cells_of_row(row: Mapping[str, Any]) -> list[str]:
         _number(row["first_sample_s_max"], 0),
         _number(row["recovery_s"], 0),
     ]
-
-
-def can_plot() -> bool:
-    return importlib.util.find_spec("matplotlib") is not None
-
-
-def plot(cell: Cell, folder: Path) -> Path:
-    """Tokens/s over time, one line per policy, all seeds together. Needs matplotlib (the group ``plots``)."""
-    import matplotlib  # type: ignore[import-not-found,unused-ignore]
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot  # type: ignore[import-not-found,unused-ignore]
-
-    figure, axes = pyplot.subplots(figsize=(9, 4))
-    for policy, seeds in cell.by_policy.items():
-        times, speeds = _timeline(seeds, cell.duration_s)
-        axes.plot(times, speeds, label=policy)
-    if cell.event_at_s is not None:
-        axes.axvline(cell.event_at_s, color="grey", linestyle=":")
-    axes.set(xlabel="seconds", ylabel="tokens/s of a request", title=f"{cell.topology} {cell.scenario}")
-    axes.legend(fontsize="small")
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{cell.topology}-{cell.scenario}.png"
-    figure.savefig(path, dpi=100, bbox_inches="tight")
-    pyplot.close(figure)
-    return path
-
-
-def _timeline(seeds: Sequence[Figures], duration_s: float) -> tuple[list[float], list[float]]:
-    bins: list[list[float]] = [[] for _ in range(int(duration_s / PLOT_WINDOW_S) + 1)]
-    for figures in seeds:
-        for at_s, tps in figures.timeline:
-            bins[int(at_s / PLOT_WINDOW_S)].append(tps)
-    filled = [(index * PLOT_WINDOW_S, fmean(values)) for index, values in enumerate(bins) if values]
-    return [at_s for at_s, _ in filled], [tps for _, tps in filled]
 
 
 def _change(mine: Sequence[Figures], other: Sequence[Figures] | None) -> list[float] | None:

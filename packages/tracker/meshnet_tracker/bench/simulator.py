@@ -52,6 +52,12 @@ class _Attempt:
     decision: RouteDecision
     run: Run
     ending: str
+    suspects: tuple[Machine, ...] = ()
+    """Who makes it end badly, as far as the tracker is told; empty if the route was merely full.
+
+    A head that ends its stream too early, or a hop that refuses, is named. A hop further down that cuts a stream off
+    does so by its link, and then the hop before it may as well have done it.
+    """
 
 
 CARD: ModelCard = make_card(name="bench", layer_count=LAYER_COUNT)
@@ -67,7 +73,8 @@ class Simulation:
         self._stats = stats
         self._machines: dict[str, Machine] = {}
         self._by_id: dict[NodeId, Machine] = {}
-        policy = contender.make(Tracker(stats, contender.config, self._by_id))
+        per_s = len(requests) / requests[-1].at_s if requests and requests[-1].at_s else 0.0
+        policy = contender.make(Tracker(stats, contender.config, self._by_id, per_s))
         self.router = Router(
             fleet=self._fleet,
             stats=stats,
@@ -103,6 +110,15 @@ class Simulation:
             self._now = at_s
             act(*args)
         return Record(self._asked, self._scouts_max, self.router, self.model)
+
+    def pass_time(self, seconds: float) -> float:
+        """Without events; the time that it is then."""
+        self._now += seconds
+        return self._now
+
+    def restart(self, rng: Random) -> None:
+        """Another process takes the place of some machine's."""
+        self._join(rng.choice(list(self._machines.values())).spec)
 
     @property
     def _clock(self) -> float:
@@ -163,7 +179,7 @@ class Simulation:
         asked.is_near_best = plain_s <= NEAR_BEST * best_s
         run_id = next(self._run_ids)
         is_full = any(len(machine.runs) >= SESSIONS_MAX for machine in machines)
-        attempt = _Attempt(asked, decision, run, "full" if is_full else self._fate(request, run))
+        attempt = _Attempt(asked, decision, run, "full") if is_full else self._fate(asked, decision, run)
         self._attempts[run_id] = attempt
         if attempt.ending in REFUSALS:
             self._at(self._now + FAIL_FAST_S, self._finish, run_id, run.version)
@@ -176,18 +192,21 @@ class Simulation:
         for machine in recrowded:
             self._retime(machine, but=run_id)
 
-    def _fate(self, request: Request, run: Run) -> str:
+    def _fate(self, asked: Asked, decision: RouteDecision, run: Run) -> _Attempt:
         """How this attempt will end if nothing comes between."""
-        if any(machine.fails_fast for machine in run.machines):
-            return "fail-fast"
-        is_cut = any(m.truncates for m in run.machines) and request.fault_draw < TRUNCATED_SHARE
-        if request.aborts_at is not None and not (is_cut and request.cut_at < request.aborts_at):
+        request = asked.request
+        refuser = next((machine for machine in run.machines if machine.fails_fast), None)
+        if refuser is not None:
+            return _Attempt(asked, decision, run, "fail-fast", (refuser,))
+        cutter = next((m for m in run.machines if m.truncates), None) if request.fault_draw < TRUNCATED_SHARE else None
+        if request.aborts_at is not None and not (cutter is not None and request.cut_at < request.aborts_at):
             run.goal = request.aborts_at
-            return "aborted"
-        if is_cut:
+            return _Attempt(asked, decision, run, "aborted")
+        if cutter is not None:
             run.goal = request.cut_at
-            return "truncated"
-        return "completed"
+            place = run.machines.index(cutter)
+            return _Attempt(asked, decision, run, "truncated", run.machines[max(0, place - 1) : place + 1])
+        return _Attempt(asked, decision, run, "completed")
 
     def _finish(self, run_id: int, version: int) -> None:
         attempt = self._attempts.get(run_id)
@@ -200,10 +219,7 @@ class Simulation:
                 self._observe(attempt)
                 self._sampled.update(asked.nodes)
             case "truncated" | "fail-fast" | "full":
-                is_full = attempt.ending == "full"
-                self.router.note_failure(decision, suspects=(), is_overload=is_full, now=self._clock)
-                if not is_full:
-                    self._tell(NodeFaulted(decision.route.head.node_id))
+                self._note_failure(attempt, attempt.suspects)
         self._release(attempt)
         if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
             asked.failed.add(decision.signature)
@@ -244,8 +260,7 @@ class Simulation:
         """A machine went down under an attempt: the next route if the client saw nothing yet, else its failure."""
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
-        self.router.note_failure(attempt.decision, suspects=(culprit.node_id,), now=self._clock)
-        self._tell(NodeFaulted(culprit.node_id))
+        self._note_failure(attempt, (culprit,))
         self._release(attempt)
         request = attempt.asked.request
         prompt = 0.12 * request.prompt_tokens
@@ -255,6 +270,13 @@ class Simulation:
             self._send(attempt.asked)
         else:
             self._end(attempt.asked, "failed")
+
+    def _note_failure(self, attempt: _Attempt, suspects: Sequence[Machine]) -> None:
+        """As the proxy books it."""
+        named = [machine.node_id for machine in suspects]
+        self.router.note_failure(attempt.decision, suspects=named, is_overload=not named, now=self._clock)
+        if len(named) == 1:
+            self._tell(NodeFaulted(named[0]))
 
     def _release(self, attempt: _Attempt) -> None:
         self.router.release(attempt.decision, self._clock)

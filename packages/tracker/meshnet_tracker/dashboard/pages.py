@@ -15,7 +15,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
-from meshnet_tracker.asgi import read_body
+from meshnet_tracker.errors import BodyTooLargeError
 
 LOGIN_BYTES_MAX = 4096
 SEE_OTHER = 303
@@ -61,7 +61,11 @@ def _add_login(app: FastAPI, access: Access) -> None:
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
-        body = await read_body(request.receive, bytes_max=LOGIN_BYTES_MAX)
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LOGIN_BYTES_MAX:
+                raise BodyTooLargeError(f"a login of more than {LOGIN_BYTES_MAX} bytes")
         key = parse_qs(body).get(b"key", [b""])[0].strip()
         cookie = access.log_in(key, time.time())
         if cookie is None:

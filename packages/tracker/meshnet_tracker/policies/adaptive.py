@@ -46,8 +46,10 @@ KINDNESS = 1.0
 TOKENS_GAIN = 0.02
 OUTPUT_TOKENS_FIRST, PROMPT_TOKENS_FIRST = 128.0, 128.0
 BELIEFS_MAX = 20_000
-FIRST_REQUEST_WAIT_S_MAX = 30.0
-FIRST_REQUEST_PATIENCE = 0.5
+FIRST_REQUEST_WAIT_MAX = 30
+FIRST_REQUEST_PATIENCE = 0.05
+REQUESTS_PER_TRIAL = 200
+DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
 OVERDUE_WORTH_TELLING = 1.5
 
@@ -76,6 +78,7 @@ class AdaptivePolicy:
     """See the module. One instance serves every model of a tracker."""
 
     name = ADAPTIVE
+    learns_from_failures = True
 
     def __init__(self, *, config: RoutingConfig) -> None:
         self._half_life_s = config.stats_half_life_s
@@ -87,6 +90,8 @@ class AdaptivePolicy:
         self._overdue_at = -math.inf
         self._second_look_at = -math.inf
         self._budget_s = 0.0
+        self._requests = 0
+        self._first_request_at = 0
         self._request_s = 1.0
         self._output_tokens = OUTPUT_TOKENS_FIRST
         self._prompt_tokens = PROMPT_TOKENS_FIRST
@@ -97,18 +102,16 @@ class AdaptivePolicy:
         if plan is None:
             return None
         self._budget_s -= plan.detour_s
+        self._requests += 1
         return RouteChoice(Candidate(graph.route(plan.chain), 0.0), plan.mode, plan.reason)
-
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        """Nothing is drawn but ties: the route that was taken had to be."""
-        return {chosen.signature: 1.0}
 
     def taken(self, flight: Flight) -> None:
         now = flight.taken_at
         beliefs = tuple(self._belief(node_id, now) for node_id in flight.route.node_ids)
         clocks = tuple(belief.run_crowd_clock(now) for belief in beliefs)
         for belief, incarnation in zip(beliefs, flight.incarnations, strict=True):
-            if belief.incarnation in ("", incarnation):
+            belief.incarnation = belief.incarnation or incarnation
+            if belief.incarnation == incarnation:
                 belief.in_flight += 1
                 belief.scouts += flight.is_scout
         self._notes[flight.reservation] = FlightNote(flight, beliefs, clocks, self._expected_s(flight, beliefs, now))
@@ -120,7 +123,7 @@ class AdaptivePolicy:
         note.has_ended = True
         for belief in note.beliefs:
             belief.run_crowd_clock(now)
-        self._faults.succeeded(note.beliefs, now)
+        self._faults.succeeded(note.beliefs, flight.taken_at, now)
         credit_hops(note, completion, now, self._half_life_s)
         self._output_tokens += TOKENS_GAIN * (completion.completion_tokens - self._output_tokens)
         self._prompt_tokens += TOKENS_GAIN * (completion.prompt_tokens - self._prompt_tokens)
@@ -135,6 +138,8 @@ class AdaptivePolicy:
         note.has_ended = True
         suspected = [node_id in failure.suspects for node_id in flight.route.node_ids]
         self._faults.failed(note.beliefs, suspected, now)
+        for belief in note.beliefs:
+            belief.tried_at = self._requests
 
     def released(self, flight: Flight, now: float) -> None:
         note = self._notes.pop(flight.reservation, None)
@@ -142,7 +147,7 @@ class AdaptivePolicy:
             return
         for belief, incarnation in zip(note.beliefs, flight.incarnations, strict=True):
             belief.run_crowd_clock(now)
-            if belief.incarnation in ("", incarnation):
+            if belief.incarnation == incarnation:
                 belief.in_flight = max(0, belief.in_flight - 1)
                 belief.scouts = max(0, belief.scouts - flight.is_scout)
 
@@ -183,7 +188,7 @@ class AdaptivePolicy:
                 return scout
         if not chain:
             return None
-        is_least_bad = any(beliefs[place].cooling_until > now for place in chain)
+        is_least_bad = any(beliefs[place].distrusted_until > now for place in chain)
         return _Plan(chain, DecisionMode.EXPLOIT, "least bad: all ways failed lately" if is_least_bad else "quickest")
 
     def _costs(
@@ -210,6 +215,8 @@ class AdaptivePolicy:
             if overdue:
                 cost *= overdue.get(node.node_id, 1.0)
             price_s = belief.fault_price(now) * self._request_s / node.shard.layer_count
+            if belief.distrusted_until > now:
+                price_s += DISTRUST_PRICE * self._request_s / node.shard.layer_count
             per_layer.append(cost * (1 + JITTER * draw()) + price_s)
             per_joint.append(belief.access_s * output)
         return per_layer, per_joint
@@ -217,46 +224,55 @@ class AdaptivePolicy:
     def _scout(
         self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
     ) -> _Plan | None:
-        """An unproven node's first request, or a second look at one that seemed too slow; None if neither is due."""
-        unproven = [
-            place
-            for place, belief in enumerate(beliefs)
-            if belief.is_unproven and not belief.in_flight and belief.cooling_until <= now
-        ]
+        """An unproven node's first request, a trial, or a second look at one that seemed slow; None if none is due."""
+        idle = [place for place, belief in enumerate(beliefs) if not belief.in_flight]
+        for place in idle:
+            if beliefs[place].distrusted_until > now and self._requests - beliefs[place].tried_at >= REQUESTS_PER_TRIAL:
+                beliefs[place].tried_at = self._requests
+                found = graph.quickest_through([place], costs)
+                if place in found:
+                    return _Plan(found[place][2], DecisionMode.SCOUT, "on trial")
+        unproven = [p for p in idle if beliefs[p].is_unproven and beliefs[p].distrusted_until <= now]
         if unproven:
-            found = [
+            affordable = [
                 (seconds, place, chain)
                 for place, (seconds, _, chain) in graph.quickest_through(unproven, costs).items()
-                if seconds - best_s <= self._allowance_s(beliefs[place], now)
+                if seconds - best_s <= self._allowance_s(beliefs[place])
                 and not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain)
             ]
-            if found:
-                return _Plan(min(found)[2], DecisionMode.SCOUT, "unproven")
+            if affordable:
+                self._first_request_at = self._requests
+                return _Plan(min(affordable)[2], DecisionMode.SCOUT, "unproven")
         if now - self._second_look_at < SECOND_LOOK_PERIOD_S or self._budget_s <= 0:
             return None
         self._second_look_at = now
         return self._second_look(graph, beliefs, costs, best_s, now)
 
-    def _allowance_s(self, belief: NodeBelief, now: float) -> float:
-        """What a first request may cost: more the longer the node has waited, so that none waits for ever."""
-        waited_s = now - max(belief.started_at, belief.cooling_until)
-        if waited_s >= FIRST_REQUEST_WAIT_S_MAX:
+    def _allowance_s(self, belief: NodeBelief) -> float:
+        """What a first request may cost: more the longer the node has waited, so that none waits for ever.
+
+        Waiting is counted in requests, so that the cost is a share of theirs however few there are; and one after
+        the other, so that many new nodes do not cost many requests at once.
+        """
+        if self._requests - max(belief.tried_at, self._first_request_at) >= FIRST_REQUEST_WAIT_MAX:
             return math.inf
+        waited_s = (self._requests - belief.tried_at) * self._request_s
         return max(0.0, self._budget_s) + waited_s * FIRST_REQUEST_PATIENCE
 
     def _second_look(
         self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
     ) -> _Plan | None:
-        idle = [p for p, belief in enumerate(beliefs) if not belief.in_flight and not belief.is_unproven]
+        idle = [
+            place
+            for place, belief in enumerate(beliefs)
+            if not belief.in_flight and not belief.is_unproven and belief.distrusted_until <= now
+        ]
         best_gain, best_chain, detour_s = 0.0, None, 0.0
         for place, (seconds, own_s, chain) in graph.quickest_through(idle, costs).items():
-            belief = beliefs[place]
-            # It may have become faster, and it may be innocent of what it is accused of.
-            price_s = min(own_s, belief.fault_price(now) * self._request_s)
-            hope = 1 - math.exp(-OPTIMISM_SDS * belief.deviation(now, self._half_life_s))
-            gain_s = best_s - (seconds - price_s - (own_s - price_s) * hope)
-            # What it may cost in time: the detour, and what is lost if the node fails once more.
-            extra_s = max(0.0, seconds - price_s - best_s) + belief.fault_share(now) * self._request_s
+            # It may have become faster; what it may cost is the detour if it has not.
+            hope = 1 - math.exp(-OPTIMISM_SDS * beliefs[place].deviation(now, self._half_life_s))
+            extra_s = max(0.0, seconds - best_s)
+            gain_s = own_s * hope - extra_s
             if gain_s > 0 and 0 < extra_s <= self._budget_s and gain_s / extra_s > best_gain:
                 best_gain, best_chain = gain_s / extra_s, chain
                 detour_s = extra_s
@@ -305,6 +321,7 @@ class AdaptivePolicy:
                     registration.incarnation,
                     layer_tokens_per_s=registration.layer_tokens_per_s,
                     slots=registration.slots,
+                    requests=self._requests,
                     now=now,
                 )
         return graph
@@ -359,8 +376,10 @@ class AdaptivePolicy:
 
     def _why_not(self, candidate: Candidate, beliefs: list[NodeBelief], now: float) -> str:
         for hop, belief in zip(candidate.route.hops, beliefs, strict=True):
-            if belief.cooling_until > now:
-                return f"{hop.node_id} failed: put aside for {belief.cooling_until - now:.0f} s more"
+            if belief.distrusted_until > now:
+                return (
+                    f"{hop.node_id} failed too often: on trial for {belief.distrusted_until - now:.0f} s more at most"
+                )
             if belief.is_unproven and belief.in_flight:
                 return f"{hop.node_id} has its first request on it"
             if hop.node_id in self._overdue and self._overdue[hop.node_id] > OVERDUE_WORTH_TELLING:

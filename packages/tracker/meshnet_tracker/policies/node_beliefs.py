@@ -5,12 +5,13 @@ not crowded: machines differ by factors, and errors of factors are what add up e
 with the configured half-life, and with it goes back to what the node advertises, so that no verdict is for ever.
 
     an odd sample       moves the mean by a bounded step: a heavy tail is not a change
-    the median of the   a change: the mean jumps there and starts again with little weight, and the node
-    last five is odd    counts as restless: doubt grows faster from now on, so that it is tried again soon
+    three odd ones of   a change: the mean jumps there and starts again with little weight, and the node
+    the last five       counts as restless: doubt grows faster from now on, so that it is tried again soon
 
-Failures are counted apart, because a node that fails is often the fastest of all. Each has a price in whole
-requests, however small the node's part of a route is, and puts it aside for a time that grows with every
-further one and always ends.
+Failures are counted apart, because a node that fails is often the fastest of all. What they cost is counted in
+whole requests, however small the node's part of a route is: a broken request has to be run again. And a node that
+failed is *distrusted*: it gets a trial now and then and nothing else, until it has passed enough of them in a row,
+has restarted, or its time is over. A failure is rare where all is well, and one in five is hard to tell from none.
 """
 
 import math
@@ -22,21 +23,19 @@ MASS_MAX = 30.0
 NOISE_SD = 0.3
 SURPRISE_SDS_MAX = 2.0
 JUMP = 0.5
-RECENT_MIN, RECENT_MAX = 3, 5
+RECENT_MAX, ODD_MIN = 5, 3
 MASS_AFTER_JUMP = 1.5
 DOUBT_PER_S = 0.16 / 600
 RESTLESS_FACTOR = 6.0
 RESTLESS_JUMP = 1.5
 RESTLESS_HALF_LIFE_S = 900.0
 DISPUTED_MASS = 0.5
-FAULT_HALF_LIFE_S = 900.0
+MASS_AFTER_RESTART = 1.0
+FAULT_HALF_LIFE_S = 300.0
 FAULT_SHARE_PRIOR = 3.0
-FAULT_WEIGHT = 15.0
-COOLING_PRICE = 1000.0
-OKS_MAX = 8.0
-TO_PROVE_MAX = 4
-COOLING_S_FIRST, COOLING_FACTOR, COOLING_S_MAX = 30.0, 4.0, 900.0
-BLAME_TO_COOL = 0.6
+BLAME_TO_DISTRUST = 0.6
+TRIALS_TO_PASS = 5
+DISTRUSTED_S_MAX = 3600.0
 PROMPT_SHARE_TYPICAL = 0.12
 PROMPT_SHARE_MIN, PROMPT_SHARE_MAX = 0.002, 2.0
 PROMPT_SHARE_GAIN = 0.15
@@ -59,19 +58,19 @@ class NodeBelief:
         "_prior",
         "_recent",
         "_restless",
-        "_to_prove",
+        "_trials_left",
         "access_s",
-        "cooling_until",
         "crowd_at",
         "crowd_clock",
+        "distrusted_at",
+        "distrusted_until",
         "in_flight",
         "incarnation",
-        "is_on_probation",
         "prompt_share",
         "sampled_at",
         "scouts",
         "slots",
-        "started_at",
+        "tried_at",
     )
 
     def __init__(self, now: float) -> None:
@@ -84,9 +83,9 @@ class NodeBelief:
         self.crowd_at = now
         self.access_s = 0.0
         self.prompt_share = PROMPT_SHARE_TYPICAL
-        self.cooling_until = -math.inf
-        self.is_on_probation = False
-        """It failed, and nothing has succeeded on it since."""
+        self.distrusted_at = self.distrusted_until = -math.inf
+        self.tried_at = 0
+        """How many requests there had been when it started, last failed or was on trial."""
         self.sampled_at: float | None = None
         self._prior = 0.0
         self._mean = 0.0
@@ -96,19 +95,21 @@ class NodeBelief:
         self._restless = 0.0
         self._faults = 0.0
         self._oks = 0.0
-        self._to_prove = 0
+        self._trials_left = 0
         self._faults_at = now
-        self.started_at = now
         self._base = 1.0
         self._base_until = -math.inf
 
-    def start(self, incarnation: Incarnation, *, layer_tokens_per_s: float, slots: int, now: float) -> None:
+    def start(
+        self, incarnation: Incarnation, *, layer_tokens_per_s: float, slots: int, requests: int, now: float
+    ) -> None:
         """A process has registered: nothing runs on it yet, and what is known of its predecessor is a hint."""
         self._base_until = -math.inf
         if self.incarnation != incarnation:
-            self.started_at = now
+            self.tried_at = requests
         if self.incarnation not in ("", incarnation):
-            self._mass = min(self._mass, DISPUTED_MASS)
+            self._mass = min(self._mass, MASS_AFTER_RESTART)
+            self.distrusted_until = -math.inf
             self.in_flight = self.scouts = 0
         self.incarnation = incarnation
         self.slots = max(1, slots)
@@ -116,8 +117,8 @@ class NodeBelief:
 
     @property
     def is_unproven(self) -> bool:
-        """Nothing has been measured of this process, or nothing since it failed."""
-        return self._mass <= DISPUTED_MASS or self.is_on_probation
+        """Nothing has been measured of this process."""
+        return self._mass <= DISPUTED_MASS
 
     def is_restless(self) -> bool:
         return self._restless > 0.5
@@ -182,38 +183,37 @@ class NodeBelief:
         self._mass = min(MASS_MAX, noise / ((1 - gain) * variance))
 
     def _changed_to(self, sample: float) -> float | None:
-        """Where the pace has gone, if most of the last samples agree that it has gone somewhere."""
-        recent = (*self._recent, sample)
-        if len(recent) < RECENT_MIN:
+        """Where the pace has gone, if enough of the last samples agree that it has gone somewhere."""
+        recent = sorted((*self._recent, sample))
+        if len(recent) < ODD_MIN:
             return None
-        median = sorted(recent)[len(recent) // 2]
-        return median if abs(median - self._mean) > JUMP else None
+        has_changed = recent[-ODD_MIN] - self._mean > JUMP or self._mean - recent[ODD_MIN - 1] > JUMP
+        return recent[len(recent) // 2] if has_changed else None
 
-    def succeed(self, now: float) -> None:
-        self._oks = min(OKS_MAX, self._oks * self._fade(now) + 1)
+    def succeed(self, taken_at: float, now: float) -> None:
+        """A request that was sent here at ``taken_at``; what was under way when it failed is no trial."""
+        self._oks = self._oks * self._fade(now) + 1
         self._faults_at = max(self._faults_at, now)
-        self._base_until = -math.inf
-        if self.is_on_probation:
-            self._to_prove -= 1
-            self.is_on_probation = self._to_prove > 0
-            if self.is_on_probation:
-                self.cooling_until = now + COOLING_S_FIRST
+        if self.distrusted_until > now and taken_at > self.distrusted_at:
+            self._trials_left -= 1
+            if self._trials_left <= 0:
+                self.distrusted_until = -math.inf
 
     def fail(self, blame: float, now: float) -> None:
         """``blame``: the part of one failure that is this node's, 0 to 1. ``set_faults`` has counted it already."""
-        if blame < BLAME_TO_COOL:
-            return
-        cooling_s = COOLING_S_FIRST * COOLING_FACTOR ** max(0.0, min(4.0, self._faults - 1))
-        self.cooling_until = max(self.cooling_until, now + min(COOLING_S_MAX, cooling_s))
-        self.is_on_probation = True
-        self._to_prove = min(TO_PROVE_MAX, 1 + round(self._faults))
+        if blame > BLAME_TO_DISTRUST:
+            self._trials_left = TRIALS_TO_PASS
+            self.distrusted_at, self.distrusted_until = now, now + DISTRUSTED_S_MAX
+
+    def clear(self) -> None:
+        """It turned out to have been others."""
+        self.distrusted_until = -math.inf
 
     def set_faults(self, count: float, now: float) -> None:
         """Failures that are this node's, as things look now; older ones count less."""
         self._oks *= self._fade(now)
         self._faults = count
         self._faults_at = max(self._faults_at, now)
-        self._base_until = -math.inf
 
     def fault_share(self, now: float) -> float:
         fade = self._fade(now)
@@ -221,8 +221,9 @@ class NodeBelief:
         return faults / (faults + self._oks * fade + FAULT_SHARE_PRIOR)
 
     def fault_price(self, now: float) -> float:
-        """What its failures cost, in requests' times: somebody waited in vain, and starts again elsewhere."""
-        return FAULT_WEIGHT * self.fault_share(now) + (COOLING_PRICE if self.cooling_until > now else 0.0)
+        """What its failures cost, in requests' times, if each broken request is run again until it succeeds."""
+        share = self.fault_share(now)
+        return share / (1 - share)
 
     def _fade(self, now: float) -> float:
         return math.exp2(-max(0.0, now - self._faults_at) / FAULT_HALF_LIFE_S)

@@ -13,7 +13,7 @@ from meshnet_protocol.ids import NodeId
 
 SLOWER = 5.0
 SCALE, SHAPE = 0.8, 2.5
-CHANGE_ODDS = 0.02
+CHANGE_ODDS = 0.001
 LATE_FROM = 1.2
 
 

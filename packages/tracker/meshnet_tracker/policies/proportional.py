@@ -30,6 +30,7 @@ class ProportionalPolicy:
     """P(arm) proportional to tps ** alpha among proven arms; a share of requests scouts the others."""
 
     name = PROPORTIONAL
+    learns_from_failures = False
 
     def __init__(self, *, stats: RouteStatsStore, config: RoutingConfig) -> None:
         self._stats = stats
@@ -37,9 +38,6 @@ class ProportionalPolicy:
 
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
         return choose_route(request.candidates, self._stats, self._config, rng, now)
-
-    def odds(self, candidates: Sequence[Candidate], chosen: Candidate, now: float) -> Mapping[Signature, float]:
-        return expected_shares(candidates, self._stats, self._config, now)
 
     def taken(self, flight: Flight) -> None:
         pass

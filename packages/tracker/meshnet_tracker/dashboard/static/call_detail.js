@@ -46,5 +46,5 @@ function Why({ call }) {
 }
 
 const Attempts = ({ call }) => call.attempts.length > 1 && html`<h3>Attempts</h3><ol class="attempts">${call.attempts.map((attempt) => html`<li>
-  <${RouteChips} hops=${hopsOfSignature(attempt.signature)} /> <${Badge} kind=${attempt.mode} />
+  <${RouteChips} hops=${hopsOfSignature(attempt.signature)} /> <${Badge} kind=${attempt.mode} />${attempt.resumed_tokens > 0 && ` took over after ${attempt.resumed_tokens} tokens`}
   ${attempt.error && html`<p class="bad">${attempt.error}${attempt.suspects.length > 0 && `; suspected: ${attempt.suspects.join(", ")}`}</p>`}</li>`)}</ol>`;

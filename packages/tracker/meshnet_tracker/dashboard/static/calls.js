@@ -6,7 +6,7 @@ import { duration, hopsOfSignature, modelName, number, timeOfDay, UNKNOWN } from
 import { Badge, Hint, Panel, RouteChips, Scroller } from "./pieces.js";
 
 const MODES = ["scout", "exploit", "pinned", "greedy-fallback"];
-const OUTCOMES = ["running", "completed", "degenerate", "node_fault", "client_gone", "client_error", "overload"];
+const OUTCOMES = ["running", "completed", "degenerate", "node_fault", "timeout", "overload", "client_gone", "client_error", "shutdown"];
 const ROWS_MAX = 200;
 
 export const outcomeOf = (call) => call.outcome ?? call.state;

@@ -10,7 +10,7 @@ export function Nodes({ overview }) {
       Start one on any machine that reaches this tracker: <code>meshnet node --model smollm2 --tracker ${location.origin}</code></${Hint}></${Panel}>`;
   }
   const counted = (state) => nodes.filter((node) => node.state === state).length;
-  const aside = ["ready", "draining", "suspected"].filter(counted).map((state) => `${counted(state)} ${state}`).join(", ");
+  const aside = ["ready", "draining", "suspected", "settling"].filter(counted).map((state) => `${counted(state)} ${state}`).join(", ");
   return html`<${Panel} id="nodes" title="Nodes" aside=${aside}><${Scroller} label="Nodes and their layers">
     <table class="nodes"><thead><tr><th scope="col">node</th><th scope="col" class="wide">layers</th><th scope="col">state</th>
       <th scope="col" class="num">queue</th><th scope="col" class="num">tokens/s</th><th scope="col" class="num">reputation</th><th scope="col" class="num">heard</th></tr></thead>

@@ -1,0 +1,67 @@
+"""How long an attempt may be without a sign of life, and how it is cut off.
+
+Every wait for the head goes through ``AttemptWatch.wait``, and nothing else does: time in which the client takes
+nothing is not the head's silence, and a write to the client is never cut in its middle, so that what counts as
+shown has been shown.
+
+    silence for too long           AttemptFailedError, a timeout of the head
+    a node of the route is gone    AttemptFailedError, its fault
+    the chat's own time is up      NodeLostError: no further attempt
+    the tracker stops              ShuttingDownError
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from meshnet_protocol.ids import NodeId
+from meshnet_tracker.errors import AttemptFailedError, NodeLostError, ShuttingDownError
+from meshnet_tracker.outcomes import Outcome
+
+T = TypeVar("T")
+
+
+class AttemptWatch:
+    """Of one attempt. Times are the event loop's."""
+
+    def __init__(self, head: NodeId, *, silence_s_max: float, ends_at: float) -> None:
+        self._head = head
+        self._silence_s_max = silence_s_max
+        self._left_s = silence_s_max
+        self._ends_at = ends_at
+        self._cut: AttemptFailedError | ShuttingDownError | None = None
+        self._timeout: asyncio.Timeout | None = None
+
+    async def wait(self, awaitable: Awaitable[T]) -> T:
+        """Raises AttemptFailedError, NodeLostError or ShuttingDownError instead, where something ends the wait."""
+        began = asyncio.get_running_loop().time()
+        patience_s = 0.0 if self._cut else min(self._left_s, self._ends_at - began)
+        try:
+            async with asyncio.timeout(patience_s) as self._timeout:
+                return await awaitable
+        except TimeoutError as error:
+            raise self._why() from error
+        finally:
+            self._timeout = None
+            self._left_s -= asyncio.get_running_loop().time() - began
+
+    def note_life(self) -> None:
+        self._left_s = self._silence_s_max
+
+    def cut_off(self, why: AttemptFailedError | ShuttingDownError) -> None:
+        """End the attempt: at once if it waits for the head, else as soon as it would."""
+        self._cut = self._cut or why
+        if self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(asyncio.get_running_loop().time())
+
+    def _why(self) -> AttemptFailedError | NodeLostError | ShuttingDownError:
+        if self._cut is not None:
+            return self._cut
+        if asyncio.get_running_loop().time() >= self._ends_at:
+            return NodeLostError("The chat has taken all the time that a chat may take.", outcome=Outcome.TIMEOUT)
+        return AttemptFailedError(
+            f"head {self._head} gave no sign of life for {self._silence_s_max:g} s",
+            outcome=Outcome.TIMEOUT,
+            culprit=self._head,
+            is_unreachable=True,
+        )

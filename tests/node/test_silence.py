@@ -1,0 +1,82 @@
+"""A hop that says nothing any more is found out by the hop before it, in time and by name."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any
+
+import msgspec
+import pytest
+
+from meshnet_node.engine.api import Engine
+from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import PlannedHop
+from node.engine_helpers import options
+from node.route_helpers import LocalRoute, local_route
+from node.test_endings import silent_node
+
+TOKEN_TIMEOUT_S = 0.6
+
+
+@pytest.fixture(scope="module")
+def engines(model_path: Path, cache_dir: Path) -> Iterator[list[Engine]]:
+    settings = options(cache_dir, slots=2, context_tokens=128, chunk_tokens=16)
+    built = [Engine.load(model_path, LayerRange(*shard), settings) for shard in ((0, 1), (2, 3), (28, 29))]
+    yield built
+    for engine in built:
+        engine.close()
+
+
+async def ask_silent_tail(route: LocalRoute, silent_hop: PlannedHop) -> tuple[dict[str, Any], float]:
+    plan = msgspec.structs.replace(route.plan(last=silent_hop), token_timeout_s=TOKEN_TIMEOUT_S)
+    began = monotonic()
+    async with asyncio.timeout(10):
+        answer = await route.chat("Hi", plan=plan)
+    return answer["error"], monotonic() - began
+
+
+async def test_the_hop_next_to_the_silent_one_names_it_before_the_tracker_loses_patience(
+    engines: list[Engine], tmp_path: Path
+) -> None:
+    async with silent_node(engines[0]) as silent_hop, local_route(engines, tmp_path) as route:
+        error, waited_s = await ask_silent_tail(route, silent_hop)
+        await route.wait_idle()
+        middle = route.nodes[1].identity.node_id
+
+    assert (error["code"], error["culprit"], error["reporter"]) == ("link", "silent", middle)
+    assert waited_s < TOKEN_TIMEOUT_S
+
+
+async def test_a_head_names_itself_as_the_one_who_hears_nothing(engines: list[Engine], tmp_path: Path) -> None:
+    async with silent_node(engines[0]) as silent_hop, local_route([engines[0], engines[2]], tmp_path) as route:
+        error, waited_s = await ask_silent_tail(route, silent_hop)
+        await route.wait_idle()
+
+    assert (error["code"], error["culprit"], error["reporter"]) == ("link", "silent", "")
+    assert waited_s < TOKEN_TIMEOUT_S
+
+
+async def test_what_a_later_hop_suffers_itself_is_its_own_fault_and_no_links(
+    engines: list[Engine], tmp_path: Path
+) -> None:
+    async with local_route([engines[0], engines[2]], tmp_path) as route:
+        tail = route.nodes[1].planned
+        wrong = msgspec.structs.replace(tail, start_layer=29)
+        error = (await route.chat("Hi", plan=route.plan(last=wrong)))["error"]
+
+    assert (error["code"], error["culprit"], error["reporter"]) == ("entry_layer", tail.node_id, None)
+
+
+async def test_a_nodes_health_is_that_of_its_engine(
+    engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with local_route([engines[0]], tmp_path) as route:
+        url = f"{route.nodes[0].identity.url}/health"
+        async with route.http.get(url) as well:
+            assert well.status == 200
+        monkeypatch.setattr(engines[0]._loop, "inbox", SimpleQueue())  # nobody reads it
+        async with asyncio.timeout(5), route.http.get(url) as hung:
+            assert hung.status == 503
+        monkeypatch.undo()
