@@ -5,14 +5,11 @@ import re
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
+from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.errors import CommandError
 from meshnet_cli.tracker_command import parse_aliases
 
@@ -154,30 +151,15 @@ def test_a_port_that_is_taken_is_told_in_one_line() -> None:
             assert done.stderr.strip().splitlines()[-1].startswith("meshnet: error: cannot listen on 127.0.0.1")
 
 
-def test_a_node_the_tracker_refuses_says_why_in_one_line() -> None:
-    with refusing_tracker() as url:
-        done = meshnet("node", "--model", "smollm2", "--layers", "28-29", "--port", "0", "--tracker", url)
+def test_a_node_the_tracker_refuses_says_why_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MESHNET_JOIN_TOKEN", "only-friends-know-this")
+    with Mesh(tmp_path, free_port(0), "smollm2") as mesh:
+        mesh.start_tracker()
+        monkeypatch.delenv("MESHNET_JOIN_TOKEN")
+        files = ("--wallet", str(tmp_path / "wallet.pem"))
+        done = meshnet("node", "--model", "smollm2", "--layers", "28-29", "--port", "0", "--tracker", mesh.url, *files)
 
     assert done.returncode == 2
-    assert done.stderr.strip().splitlines()[-1].endswith("refuses: two nodes claim this name")
-
-
-@contextmanager
-def refusing_tracker() -> Iterator[str]:
-    """A tracker that lets nobody in: a stand-in, because the real one refuses only what is hard to bring about."""
-
-    class Refuse(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = b'{"error": {"message": "two nodes claim this name"}}'
-            self.send_response(409)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Refuse) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("meshnet: error: the tracker at")
+    assert "--join-token" in last

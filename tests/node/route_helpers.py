@@ -1,6 +1,7 @@
 """A route of nodes in one process: real engines behind real sockets, without a tracker."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -10,16 +11,23 @@ from typing import Any
 
 import aiohttp
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
 from meshnet_node.link_pool import LinkPool
+from meshnet_node.relay import greeting_of
 from meshnet_node.server import NodeApp, NodeIdentity, bind, serving
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
+from meshnet_protocol.frames import Greeting
 from meshnet_protocol.ids import Incarnation, SessionId
-from meshnet_protocol.messages import PlannedHop, RoutePlan
+from meshnet_protocol.messages import HeadRequest, PlannedHop, RoutePlan, TrackerGreeting
+from meshnet_tracker.ticket_office import TicketOffice
 
 IDLE_S_MAX = 2.0
+ANSWERS_MAX = 16
 
 _session_numbers = count()
 
@@ -47,15 +55,18 @@ class LocalRoute:
 
     nodes: list[RouteNode]
     http: aiohttp.ClientSession
+    office: TicketOffice
+    """Signs as the tracker that all the nodes trust."""
 
-    def plan(self, *, last: PlannedHop | None = None) -> RoutePlan:
-        """``last`` takes the tail's place."""
+    def plan(self, *, last: PlannedHop | None = None, **request: Any) -> RoutePlan:
+        """With a ticket for ``request``: by default many answers of any length. ``last`` takes the tail's place."""
         hops = [node.planned for node in self.nodes]
-        return RoutePlan(
+        plan = RoutePlan(
             session_id=SessionId(f"session{next(_session_numbers)}"),
             model_key=self.nodes[0].engine.card.model_key,
             hops=tuple(hops if last is None else [*hops[:-1], last]),
         )
+        return self.office.issue(plan, HeadRequest(**({"n": ANSWERS_MAX} | request)), now=time.time())
 
     @property
     def chat_url(self) -> str:
@@ -79,11 +90,17 @@ class LocalRoute:
 
 @asynccontextmanager
 async def local_route(
-    engines: Sequence[Engine], folder: Path, *, queue_max: int = 8, queue_timeout_s: float = 2.0
+    engines: Sequence[Engine],
+    folder: Path,
+    *,
+    queue_max: int = 8,
+    queue_timeout_s: float = 2.0,
+    allows_direct: bool = True,
 ) -> AsyncIterator[LocalRoute]:
     wallet = Wallet.load_or_create(folder / "wallet.pem")
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
+        office = TicketOffice(Ed25519PrivateKey.generate())
         nodes = []
         for number, engine in enumerate(engines):
             listener = stack.enter_context(bind("127.0.0.1", 0))
@@ -94,21 +111,25 @@ async def local_route(
                 url=f"http://127.0.0.1:{listener.getsockname()[1]}",
                 shard=engine.shard,
             )
-            links = await stack.enter_async_context(_links(http))
+            links = await stack.enter_async_context(_links(http, greeting_of(identity.node_id, engine)))
             admission = Admission(engine, queue_max=queue_max, queue_timeout_s=queue_timeout_s)
-            await stack.enter_async_context(serving(NodeApp(identity, engine, links, admission).build(), listener))
+            trust = TrackerTrust()
+            trust.greet(TrackerGreeting(tracker_key=office.public_key, boot="boot", time_s=time.time()))
+            tickets = TicketGate(trust, allows_direct=allows_direct)
+            app = NodeApp(identity, engine, links, admission, tickets)
+            await stack.enter_async_context(serving(app.build(), listener))
             nodes.append(RouteNode(identity, engine, admission, links))
         try:
-            yield LocalRoute(nodes, http)
+            yield LocalRoute(nodes, http, office)
         finally:
             # A server that stops waits for connections that are still open.
             await http.close()
 
 
 @asynccontextmanager
-async def _links(http: aiohttp.ClientSession) -> AsyncIterator[LinkPool]:
+async def _links(http: aiohttp.ClientSession, greeting: Greeting) -> AsyncIterator[LinkPool]:
     async with asyncio.TaskGroup() as tasks:
-        links = LinkPool(http, tasks)
+        links = LinkPool(http, tasks, greeting)
         try:
             yield links
         finally:

@@ -10,19 +10,23 @@ from pathlib import Path
 from random import Random
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from meshnet_node import link
 from meshnet_node.engine.thread import Engine
 from meshnet_node.link import LINK_PATH
+from meshnet_node.relay import greeting_of
 from meshnet_node.server import bind, serving
+from meshnet_protocol.frames import encode_frame
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import PlannedHop
 from node.engine_helpers import options
 from node.route_helpers import LocalRoute, local_route
 
+SILENT = NodeId("silent")
 ENDINGS = 1000
 USERS = 5
 CROWD = 8
@@ -93,10 +97,8 @@ class Endings:
         return self._outcome(await self._route.chat("word " * 200))
 
     async def ask_the_wrong_tail(self) -> str:
-        stranger = PlannedHop(
-            node_id=NodeId("stranger"), url=self._route.nodes[1].identity.url, start_layer=28, end_layer=29
-        )
-        return self._outcome(await self._route.chat("Hi", plan=self._route.plan(last=stranger)))
+        short = msgspec.structs.replace(self._route.nodes[1].planned, end_layer=28)
+        return self._outcome(await self._route.chat("Hi", plan=self._route.plan(last=short)))
 
     async def ask_an_unreachable_tail(self) -> str:
         nobody = PlannedHop(node_id=NodeId("nobody"), url="http://127.0.0.1:9", start_layer=28, end_layer=29)
@@ -133,7 +135,7 @@ async def test_after_a_thousand_endings_every_slot_is_free_and_memory_is_flat(
     rng = Random(5)
     seen: Counter[str] = Counter()
     async with (
-        silent_node() as silent_hop,
+        silent_node(engines[0]) as silent_hop,
         local_route(engines, tmp_path, queue_max=2, queue_timeout_s=0.3) as route,
     ):
         endings = Endings(route, silent_hop, rng)
@@ -166,12 +168,14 @@ async def run_all(ways: list[Callable[[], Awaitable[str]]], seen: Counter[str]) 
 
 
 @asynccontextmanager
-async def silent_node() -> AsyncIterator[PlannedHop]:
-    """A node that takes links and sessions and never says a word."""
+async def silent_node(engine: Engine) -> AsyncIterator[PlannedHop]:
+    """A node that greets, takes links and sessions, and never says another word."""
+    greeting = encode_frame(greeting_of(SILENT, engine))
 
     async def listen(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
+        await socket.send_bytes(greeting)
         async for _ in socket:
             pass
         return socket
@@ -181,7 +185,7 @@ async def silent_node() -> AsyncIterator[PlannedHop]:
     with bind("127.0.0.1", 0) as listener:
         async with serving(app, listener):
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            yield PlannedHop(node_id=NodeId("silent"), url=url, start_layer=28, end_layer=29)
+            yield PlannedHop(node_id=SILENT, url=url, start_layer=28, end_layer=29)
 
 
 def rss_bytes() -> int:

@@ -1,6 +1,7 @@
 """Links between hops, on real sockets with a real engine: garbage ends a link, never a node."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import cache
@@ -8,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
@@ -18,10 +20,11 @@ from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
-from meshnet_node.relay import HopService
+from meshnet_node.relay import HopService, greeting_of
 from meshnet_node.server import bind, serving
 from meshnet_protocol.frames import (
     CloseSession,
+    Greeting,
     OpenSession,
     SessionOpened,
     Step,
@@ -30,7 +33,7 @@ from meshnet_protocol.frames import (
 )
 from meshnet_protocol.ids import ModelKey, NodeId, SessionId
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import PlannedHop, RoutePlan, Sampling
+from meshnet_protocol.messages import PROTOCOL_VERSION, PlannedHop, RoutePlan, Sampling
 
 HEAD, TAIL = NodeId("head.w@0-16"), NodeId("tail.w@17-29")
 GREEDY = Sampling(temperature=0)
@@ -50,7 +53,7 @@ async def tail_node(engine: Engine) -> AsyncIterator[tuple[str, aiohttp.ClientSe
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
-            links = LinkPool(http, tasks)
+            links = LinkPool(http, tasks, greeting_of(HEAD, engine))
             app = web.Application()
             app.router.add_get(LINK_PATH, LinkServer(HopService(TAIL, engine, links)).serve)
             async with serving(app, listener):
@@ -147,7 +150,7 @@ async def test_a_full_hop_refuses_the_next_session(tail_engine: Engine) -> None:
 )
 async def test_garbage_ends_the_link_with_a_reason_and_the_node_goes_on(tail_engine: Engine, garbage: bytes) -> None:
     async with tail_node(tail_engine) as (url, http, links):
-        async with http.ws_connect(url + LINK_PATH) as socket:
+        async with greeted(http, url, tail_engine) as socket:
             await socket.send_bytes(garbage)
             message = await socket.receive(timeout=5)
             assert message.type is aiohttp.WSMsgType.CLOSE
@@ -161,7 +164,7 @@ async def test_garbage_ends_the_link_with_a_reason_and_the_node_goes_on(tail_eng
 
 async def test_sessions_end_with_the_link_they_came_on(tail_engine: Engine) -> None:
     async with tail_node(tail_engine) as (url, http, _):
-        async with http.ws_connect(url + LINK_PATH) as socket:
+        async with greeted(http, url, tail_engine) as socket:
             await socket.send_bytes(encode_frame(opening(plan_to(url))))
             header, _ = decode_frame((await socket.receive(timeout=5)).data)
             assert header == SessionOpened(session_id=SessionId("s1"), context_tokens=256)
@@ -179,7 +182,7 @@ async def test_a_step_of_more_rows_than_the_hops_own_chunk_is_taken(tail_engine:
 
 
 async def test_a_session_that_is_closed_while_it_opens_can_be_opened_again(tail_engine: Engine) -> None:
-    async with tail_node(tail_engine) as (url, http, _), http.ws_connect(url + LINK_PATH) as socket:
+    async with tail_node(tail_engine) as (url, http, _), greeted(http, url, tail_engine) as socket:
         for frame in (opening(plan_to(url)), CloseSession(session_id=SessionId("s1")), opening(plan_to(url))):
             await socket.send_bytes(encode_frame(frame))
         header, _ = decode_frame((await socket.receive(timeout=5)).data)
@@ -201,7 +204,7 @@ async def test_all_who_wait_for_a_dead_neighbour_fail_together(tail_engine: Engi
     async with tail_node(tail_engine) as (_, http, _), asyncio.TaskGroup() as tasks:
         with bind("127.0.0.1", 0) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            pool = LinkPool(http, tasks, connect_timeout_s=0.3)
+            pool = LinkPool(http, tasks, greeting_of(HEAD, tail_engine), connect_timeout_s=0.3)
             began = asyncio.get_running_loop().time()
             outcomes = await asyncio.gather(*(pool.wait_link(TAIL, url) for _ in range(5)), return_exceptions=True)
             waited_s = asyncio.get_running_loop().time() - began
@@ -210,9 +213,73 @@ async def test_all_who_wait_for_a_dead_neighbour_fail_together(tail_engine: Engi
     assert waited_s < 1.0
 
 
-async def test_a_neighbour_that_gets_another_name_leaves_no_link_behind(tail_engine: Engine) -> None:
+async def test_a_neighbour_that_has_another_name_now_is_not_taken_for_the_old_one(tail_engine: Engine) -> None:
     async with asyncio.timeout(10), tail_node(tail_engine) as (url, _, links):
-        assert await links.wait_link(NodeId("old.w@17-29"), url) is not await links.wait_link(TAIL, url)
+        with pytest.raises(LinkError, match=f"{TAIL} answers at this address"):
+            await links.wait_link(NodeId("old.w@17-29"), url)
+        assert not (await links.wait_link(TAIL, url)).is_broken
+
+
+@pytest.mark.parametrize(
+    ("difference", "reason"),
+    [
+        ({"protocol_version": PROTOCOL_VERSION + 1}, "protocol version differs"),
+        ({"fingerprint": "another file"}, "weights (fingerprint) differs"),
+        ({"hidden_size": 64}, "hidden size differs"),
+        ({"dtype": "bfloat16"}, "dtype of hidden states differs"),
+    ],
+)
+async def test_a_neighbour_whose_rows_mean_something_else_is_refused_by_what_differs(
+    tail_engine: Engine, difference: dict[str, object], reason: str
+) -> None:
+    other = msgspec.structs.replace(greeting_of(HEAD, tail_engine), **difference)
+    async with tail_node(tail_engine) as (url, http, links), asyncio.TaskGroup() as tasks:
+        with pytest.raises(LinkError, match=re.escape(reason)):
+            await LinkPool(http, tasks, other).wait_link(TAIL, url)
+        assert not (await links.wait_link(TAIL, url)).is_broken
+
+
+async def test_a_node_turns_away_from_a_neighbour_that_answers_with_other_weights(tail_engine: Engine) -> None:
+    mine = greeting_of(HEAD, tail_engine)
+
+    async def answer(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.receive()
+        await socket.send_bytes(encode_frame(msgspec.structs.replace(mine, node_id=TAIL, fingerprint="another file")))
+        await socket.receive()
+        return socket
+
+    app = web.Application()
+    app.router.add_get(LINK_PATH, answer)
+    with bind("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        async with aiohttp.ClientSession() as http, serving(app, listener), asyncio.TaskGroup() as tasks:
+            with pytest.raises(LinkError, match="weights"):
+                await LinkPool(http, tasks, mine).wait_link(TAIL, url)
+
+
+@pytest.mark.parametrize("first", ["text", "session", "garbage", "greeted twice"])
+async def test_whoever_does_not_greet_first_and_once_is_disconnected_with_a_reason(
+    tail_engine: Engine, first: str
+) -> None:
+    greeting = encode_frame(greeting_of(HEAD, tail_engine))
+    async with tail_node(tail_engine) as (url, http, links):
+        async with http.ws_connect(url + LINK_PATH) as socket:
+            if first == "text":
+                await socket.send_str("hello")
+            elif first == "session":
+                await socket.send_bytes(encode_frame(opening(plan_to(url))))
+            elif first == "garbage":
+                await socket.send_bytes(b"\xff" * 64)
+            else:
+                await socket.send_bytes(greeting)
+                await socket.receive(timeout=5)
+                await socket.send_bytes(greeting)
+            message = await socket.receive(timeout=5)
+            assert (message.type, message.data) == (aiohttp.WSMsgType.CLOSE, 1002)
+            assert message.extra
+        assert not (await links.wait_link(TAIL, url)).is_broken
 
 
 async def test_a_web_page_cannot_open_a_link(tail_engine: Engine) -> None:
@@ -242,6 +309,17 @@ async def test_a_step_that_fails_ends_its_session_and_no_other(tail_engine: Engi
             )
         step = Step(session_id=good.session_id, position=0, token_count=1, wants_token=True)
         assert (await good.wait_reply(await good.send_step(step, row))).token_id is not None
+
+
+@asynccontextmanager
+async def greeted(
+    http: aiohttp.ClientSession, url: str, engine: Engine
+) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+    """A link on which both ends have greeted, and a test says the rest."""
+    async with http.ws_connect(url + LINK_PATH) as socket:
+        await socket.send_bytes(encode_frame(greeting_of(HEAD, engine)))
+        assert isinstance(decode_frame((await socket.receive(timeout=5)).data)[0], Greeting)
+        yield socket
 
 
 async def until(holds: Callable[[], bool]) -> None:

@@ -43,7 +43,7 @@ async def ask_silent_tail(route: LocalRoute, silent_hop: PlannedHop) -> tuple[di
 async def test_the_hop_next_to_the_silent_one_names_it_before_the_tracker_loses_patience(
     engines: list[Engine], tmp_path: Path
 ) -> None:
-    async with silent_node() as silent_hop, local_route(engines, tmp_path) as route:
+    async with silent_node(engines[0]) as silent_hop, local_route(engines, tmp_path) as route:
         error, waited_s = await ask_silent_tail(route, silent_hop)
         await route.wait_idle()
         middle = route.nodes[1].identity.node_id
@@ -53,7 +53,7 @@ async def test_the_hop_next_to_the_silent_one_names_it_before_the_tracker_loses_
 
 
 async def test_a_head_names_itself_as_the_one_who_hears_nothing(engines: list[Engine], tmp_path: Path) -> None:
-    async with silent_node() as silent_hop, local_route([engines[0], engines[2]], tmp_path) as route:
+    async with silent_node(engines[0]) as silent_hop, local_route([engines[0], engines[2]], tmp_path) as route:
         error, waited_s = await ask_silent_tail(route, silent_hop)
         await route.wait_idle()
 

@@ -23,6 +23,7 @@ from meshnet_node.sources.header import NeedsMoreError, header_length
 from meshnet_node.sources.http import HttpSource
 from meshnet_node.sources.mesh import MeshSource
 from meshnet_node.sources.remote import open_http, open_remote
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_protocol.layers import LayerRange
 from node.engine_helpers import options
 from node.file_server import COMMIT, TOKEN_WANTED, FileServer, serving_files
@@ -291,7 +292,7 @@ class Mesh:
 
 async def test_a_node_without_the_file_gets_its_layers_from_the_mesh(local: ModelFile, tmp_path: Path) -> None:
     mesh = Mesh()
-    tracker = await mesh.start_tracker()
+    tracker = TrackerReads(await mesh.start_tracker())
     first = Engine.load(local, LayerRange(0, 3), options(tmp_path / "first"))
     await mesh.add(first, tmp_path / "first")
 
@@ -310,7 +311,7 @@ async def test_nodes_that_hold_parts_serve_together_what_none_has_alone(
     server: FileServer, local: ModelFile, tmp_path: Path
 ) -> None:
     mesh = Mesh()
-    tracker = await mesh.start_tracker()
+    tracker = TrackerReads(await mesh.start_tracker())
     engines = []
     for layers in (LayerRange(0, 5), LayerRange(6, 11)):
         cache_dir = tmp_path / str(layers)
@@ -331,7 +332,7 @@ async def test_nodes_that_hold_parts_serve_together_what_none_has_alone(
 
 async def test_a_model_the_mesh_lacks_is_a_clear_error(tmp_path: Path) -> None:
     mesh = Mesh()
-    tracker = await mesh.start_tracker()
+    tracker = TrackerReads(await mesh.start_tracker())
 
     with pytest.raises(SourceError, match="neither a node of the mesh"):
         await asyncio.to_thread(open_model, "mesh:Absent", cache_dir=tmp_path, tracker=tracker)

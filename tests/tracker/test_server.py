@@ -16,7 +16,7 @@ from meshnet_tracker.errors import SettingsError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.server import run_tracker
 from meshnet_tracker.settings import TrackerSettings
-from meshnet_tracker.testing import RunningTracker, make_card, make_registration, running_tracker
+from meshnet_tracker.testing import NodeVoice, RunningTracker, make_card, make_registration, running_tracker
 
 
 async def ask(
@@ -32,16 +32,13 @@ async def ask(
         return response.status, json.loads(text) if text else None, response.headers
 
 
-async def tell(tracker: RunningTracker, verb: str, message: msgspec.Struct) -> tuple[int, Any]:
-    status, answer, _ = await ask(tracker, f"/v1/nodes/{verb}", method="POST", body=msgspec.json.encode(message))
-    return status, answer
-
-
 async def test_what_a_node_says_of_its_slots_and_its_exactness_is_shown() -> None:
     exactness = Exactness(is_exact=True, class_id="c1", description="a build")
-    node = msgspec.structs.replace(make_registration("node", "0-39"), exactness=exactness)
     async with running_tracker() as tracker:
-        await tell(tracker, "register", node)
+        owner = NodeVoice(tracker.url)
+        plain = make_registration("node", "0-39", wallet=owner.wallet)
+        node = msgspec.structs.replace(plain, exactness=exactness)
+        await owner.say("register", node)
         beat = Heartbeat(
             node_id=node.node_id,
             incarnation=node.incarnation,
@@ -52,7 +49,7 @@ async def test_what_a_node_says_of_its_slots_and_its_exactness_is_shown() -> Non
             entry_layers=(0,),
         )
         _, before, _ = await ask(tracker, "/v1/nodes")
-        await tell(tracker, "heartbeat", beat)
+        await owner.say("heartbeat", beat)
         _, after, _ = await ask(tracker, "/v1/nodes")
 
     shown = after["nodes"][0]
@@ -62,21 +59,24 @@ async def test_what_a_node_says_of_its_slots_and_its_exactness_is_shown() -> Non
 
 
 async def test_a_node_registers_beats_and_leaves() -> None:
-    fast, slow = make_registration("fast", "0-21"), make_registration("slow", "0-39")
     async with running_tracker(heartbeat_period_s=5.0) as tracker:
-        assert await tell(tracker, "register", fast) == (
+        owner = NodeVoice(tracker.url)
+        fast, slow = (make_registration(*node, wallet=owner.wallet) for node in (("fast", "0-21"), ("slow", "0-39")))
+        assert await owner.say("register", fast) == (
             200,
             {"node_id": fast.node_id, "heartbeat_period_s": 5.0, "wanted_entry_layers": []},
         )
-        _, reply = await tell(tracker, "register", slow)
+        _, reply = await owner.say("register", slow)
         assert reply["wanted_entry_layers"] == [22]
         beat = Heartbeat(node_id=slow.node_id, incarnation=slow.incarnation, queue_depth=2, entry_layers=(0, 22))
-        assert await tell(tracker, "heartbeat", beat) == (200, {"is_known": True, "wanted_entry_layers": [22]})
+        status, reply = await owner.say("heartbeat", beat)
+        assert (status, reply["is_known"], reply["wanted_entry_layers"]) == (200, True, [22])
         _, nodes, _ = await ask(tracker, "/v1/nodes")
         _, health, _ = await ask(tracker, "/health")
         leave = Leave(node_id=slow.node_id, incarnation=slow.incarnation)
-        assert await tell(tracker, "leave", leave) == (200, {})
-        assert await tell(tracker, "heartbeat", beat) == (200, {"is_known": False, "wanted_entry_layers": []})
+        assert await owner.say("leave", leave) == (200, {})
+        status, reply = await owner.say("heartbeat", beat)
+        assert (status, reply["is_known"]) == (200, False)
         _, events, _ = await ask(tracker, "/v1/events")
         _, empty_health, _ = await ask(tracker, "/health")
 
@@ -97,8 +97,9 @@ async def test_a_node_registers_beats_and_leaves() -> None:
 async def test_a_node_that_contradicts_is_told_so() -> None:
     async with running_tracker() as tracker:
         tracker.register("a", "0-39")
-        other_card = make_registration("b", "0-9", model=make_card(layer_count=41))
-        conflict, conflict_answer = await tell(tracker, "register", other_card)
+        owner = NodeVoice(tracker.url)
+        other_card = make_registration("b", "0-9", model=make_card(layer_count=41), wallet=owner.wallet)
+        conflict, conflict_answer = await owner.say("register", other_card)
         bad, bad_answer, _ = await ask(tracker, "/v1/nodes/register", method="POST", body=b'{"wallet": 1}')
 
     assert (conflict, conflict_answer["error"]["code"]) == (409, "registration_conflict")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from meshnet_cli.errors import CommandError
+from meshnet_cli.tls import context_of_environment
 from meshnet_cli.tracker_api import served_models
 
 
@@ -21,7 +22,9 @@ def chat(
     model: Annotated[
         str | None, typer.Option(envvar="MESHNET_CHAT_MODEL", help="Model to ask. Default: the first one served.")
     ] = None,
-    api_key: Annotated[str, typer.Option(envvar="MESHNET_API_KEY", help="Key, if the tracker asks for one.")] = "none",
+    api_key: Annotated[
+        str, typer.Option(envvar="MESHNET_API_KEY", metavar="KEY", help="Key, if the tracker asks for one.")
+    ] = "none",
     max_tokens: Annotated[int, typer.Option(min=1, envvar="MESHNET_MAX_TOKENS", help="Longest answer.")] = 512,
     temperature: Annotated[
         float, typer.Option(min=0, max=2, envvar="MESHNET_TEMPERATURE", help="0: always the likeliest token.")
@@ -32,8 +35,10 @@ def chat(
 ) -> None:
     """Chat with the mesh."""
     console = Console(highlight=False)
-    client = openai.OpenAI(base_url=f"{tracker.rstrip('/')}/v1", api_key=api_key)
-    name = model or first_model(tracker)
+    tls = context_of_environment()
+    http = openai.DefaultHttpxClient(verify=tls) if tls else None
+    client = openai.OpenAI(base_url=f"{tracker.rstrip('/')}/v1", api_key=api_key, http_client=http)
+    name = model or first_model(tracker, api_key)
     history: list[ChatCompletionMessageParam] = []
     for question in [prompt] if prompt is not None else ask(console, name):
         history.append({"role": "user", "content": question})
@@ -49,8 +54,8 @@ def chat(
         history.append({"role": "assistant", "content": answer})
 
 
-def first_model(tracker: str) -> str:
-    models = served_models(tracker)
+def first_model(tracker: str, api_key: str) -> str:
+    models = served_models(tracker, api_key)
     if not models:
         raise CommandError(f"the tracker at {tracker} serves no model yet: start nodes that hold all its layers")
     return models[0]

@@ -1,5 +1,6 @@
 """``meshnet model``: which models are here, fetching layers ahead of time, and what a cut would need."""
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +12,18 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from meshnet_cli.node_command import parse_layers
-from meshnet_cli.paths import default_cache_dir
+from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_cli.tables import add_row, plain_table
+from meshnet_cli.tls import context_of_environment
 from meshnet_node.engine.api import EngineOptions, megabytes
 from meshnet_node.model_catalog import default_cuts, delete, kept_files, needs_at, pull, unused_files
 from meshnet_node.model_source import open_model
 from meshnet_node.sources.progress import log_progress
 from meshnet_node.sources.remote import ReportProgress
+from meshnet_node.tracker_client import Membership
+from meshnet_node.tracker_reads import TrackerReads
+from meshnet_node.tracker_trust import TrackerTrust
+from meshnet_node.wallet import Wallet
 from meshnet_protocol.layers import LayerRange
 
 CACHE_DIR_DEFAULT = default_cache_dir()
@@ -35,6 +41,15 @@ Model = Annotated[
 ]
 CacheDir = Annotated[Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where layers of models are kept.")]
 Tracker = Annotated[str, typer.Option(envvar="MESHNET_TRACKER", help="Whom to ask for mesh: models.")]
+
+
+def _reads(tracker: str, model: str) -> TrackerReads:
+    """Asks as a node would, where the mesh is asked at all."""
+    if not model.startswith("mesh:"):
+        return TrackerReads(tracker)
+    tls = context_of_environment()
+    wallet = Wallet.load_or_create(default_wallet())
+    return TrackerReads(tracker, Membership(wallet, TrackerTrust(), os.environ.get("MESHNET_JOIN_TOKEN", "")), tls)
 
 
 @model_app.command("list")
@@ -69,7 +84,9 @@ def pull_model(
     Example: meshnet model pull someone/Some-Model-GGUF:some-model-q8_0.gguf --layers 0-15
     """
     with progress_on_terminal() as progress:
-        path = pull(open_model(model, cache_dir=cache_dir, tracker=tracker, progress=progress), layers, cache_dir)
+        path = pull(
+            open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress), layers, cache_dir
+        )
     print(path)
 
 
@@ -106,7 +123,7 @@ def inspect_model(
     tracker: Tracker = "http://127.0.0.1:8090",
 ) -> None:
     """Show what a model is, and what the two sides of a cut would need in memory. Fetches its header only."""
-    opened = open_model(model, cache_dir=cache_dir, tracker=tracker, progress=log_progress)
+    opened = open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=log_progress)
     options = EngineOptions(cache_dir, slots=slots, context_tokens=context_tokens)
     needs = needs_at(opened, cut or default_cuts(opened), options)
     print(

@@ -6,8 +6,10 @@ from typing import Annotated
 import typer
 
 from meshnet_cli.errors import CommandError
+from meshnet_cli.keys import one_key
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_cache_dir, default_wallet
+from meshnet_cli.tls import client_context, server_context
 from meshnet_node.server import run_node
 from meshnet_node.settings import NodeSettings
 from meshnet_node.upstream_server import run_upstream
@@ -128,6 +130,31 @@ def node(
     wallet: Annotated[
         Path, typer.Option(envvar="MESHNET_WALLET", help="Ed25519 key file; made on first start.")
     ] = WALLET_DEFAULT,
+    join_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MESHNET_JOIN_TOKEN", metavar="TOKEN", help="The tracker's join token, if it asks for one."
+        ),
+    ] = None,
+    join_token_file: Annotated[
+        Path | None, typer.Option(envvar="MESHNET_JOIN_TOKEN_FILE", help="A file with the join token.")
+    ] = None,
+    tracker_key: Annotated[
+        str | None,
+        typer.Option(
+            envvar="MESHNET_TRACKER_KEY",
+            metavar="HEX",
+            help="Trust tickets of this key only; the tracker logs it at start. Default: the key it greets with.",
+        ),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="MESHNET_TLS_CERT", help="Certificate chain (PEM) to serve https with.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="MESHNET_TLS_KEY", help="The certificate's key (PEM).")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(envvar="MESHNET_TLS_CA", help="An authority (PEM) to trust beside the system's, in the mesh."),
+    ] = None,
     cache_dir: Annotated[
         Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where slices of model files are kept.")
     ] = CACHE_DIR_DEFAULT,
@@ -166,5 +193,9 @@ def node(
             gpu_layers=gpu_layers,
             layer_delay_ms=layer_delay_ms,
             drain_timeout_s=drain_timeout,
+            join_token=one_key(join_token, join_token_file, flag="--join-token"),
+            tracker_key=tracker_key,
+            server_tls=server_context(tls_cert, tls_key),
+            client_tls=client_context(tls_ca),
         )
     )

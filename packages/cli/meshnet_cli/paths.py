@@ -9,6 +9,10 @@ def default_wallet() -> Path:
     return Path(platformdirs.user_data_dir("meshnet")) / "wallet.pem"
 
 
+def default_tracker_key() -> Path:
+    return Path(platformdirs.user_data_dir("meshnet")) / "tracker.pem"
+
+
 def default_database() -> str:
     return f"sqlite:///{Path(platformdirs.user_data_dir('meshnet')) / 'tracker.db'}"
 

@@ -8,9 +8,13 @@ from typing import Annotated
 import typer
 
 from meshnet_cli.errors import CommandError
+from meshnet_cli.keys import gather_keys, split_list
 from meshnet_cli.logs import configure_logs
-from meshnet_cli.paths import default_cache_dir, default_database
+from meshnet_cli.paths import default_cache_dir, default_database, default_tracker_key
+from meshnet_cli.tls import client_context, server_context
 from meshnet_node.model_catalog import whole_models
+from meshnet_node.wallet import load_or_create_key
+from meshnet_protocol.ids import WalletId
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.policies import POLICIES
 from meshnet_tracker.policies.proportional import PROPORTIONAL
@@ -20,6 +24,7 @@ from meshnet_tracker.settings import StoredModel, TrackerSettings
 MIN_SAMPLE_TOKENS_VARIABLE = "MESHNET_ROUTE_MIN_SAMPLE_TOKENS"
 MIN_SAMPLE_TOKENS_DEFAULT = 8
 DATABASE_DEFAULT = default_database()
+KEY_FILE_DEFAULT = default_tracker_key()
 CACHE_DIR_DEFAULT = default_cache_dir()
 NO_DATABASE = "none"
 
@@ -113,13 +118,81 @@ def tracker(
             help="Where the call wall's calls are kept over restarts, as sqlite:///FILE; 'none': nowhere.",
         ),
     ] = DATABASE_DEFAULT,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_API_KEYS",
+            metavar="KEY",
+            help="A key that clients send as 'Authorization: Bearer KEY'; may be given several times.",
+        ),
+    ] = None,
+    api_key_file: Annotated[
+        list[Path] | None,
+        typer.Option(envvar="MESHNET_API_KEY_FILE", help="A file with clients' keys, one a line."),
+    ] = None,
+    admin_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_ADMIN_KEY",
+            metavar="KEY",
+            help="The owner's key: opens the dashboard and everything else. Several times, if need be.",
+        ),
+    ] = None,
+    admin_key_file: Annotated[
+        list[Path] | None, typer.Option(envvar="MESHNET_ADMIN_KEY_FILE", help="A file with the owner's keys.")
+    ] = None,
+    join_token: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_JOIN_TOKEN", metavar="TOKEN", help="What a node must know to join; it is never sent itself."
+        ),
+    ] = None,
+    join_token_file: Annotated[
+        list[Path] | None, typer.Option(envvar="MESHNET_JOIN_TOKEN_FILE", help="A file with join tokens.")
+    ] = None,
+    allow_wallet: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_ALLOW_WALLETS",
+            metavar="WALLET",
+            help="A wallet whose nodes may join, with or without a token; several times, if need be.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            envvar="MESHNET_ALLOW_HOSTS",
+            metavar="NAME",
+            help="A name by which browsers may call the tracker, such as a reverse proxy's; several times, if need be.",
+        ),
+    ] = None,
+    is_open: Annotated[
+        bool,
+        typer.Option(
+            "--open",
+            envvar="MESHNET_OPEN",
+            help="Go without keys although others can reach this tracker. Trust them all.",
+        ),
+    ] = False,
+    key_file: Annotated[
+        Path,
+        typer.Option(envvar="MESHNET_TRACKER_KEY_FILE", help="Ed25519 key that signs tickets; made on first start."),
+    ] = KEY_FILE_DEFAULT,
+    tls_cert: Annotated[
+        Path | None, typer.Option(envvar="MESHNET_TLS_CERT", help="Certificate chain (PEM) to serve https with.")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(envvar="MESHNET_TLS_KEY", help="The certificate's key (PEM).")] = None,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(envvar="MESHNET_TLS_CA", help="An authority (PEM) to trust beside the system's, in the mesh."),
+    ] = None,
     log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
 
     Completions shorter than MESHNET_ROUTE_MIN_SAMPLE_TOKENS (default 8) are not taken as measurements.
 
-    Example: meshnet tracker --host 0.0.0.0
+    On loopback everything is open. With --host it asks for keys, and draws some that you can use.
     """
     configure_logs(as_json=log_json)
     run_tracker(
@@ -139,7 +212,16 @@ def tracker(
             chat_timeout_s=chat_timeout,
             drain_timeout_s=drain_timeout,
             model_aliases=parse_aliases(model_alias or []),
-        )
+            api_keys=gather_keys(api_key, api_key_file, flag="--api-key"),
+            admin_keys=gather_keys(admin_key, admin_key_file, flag="--admin-key"),
+            join_tokens=gather_keys(join_token, join_token_file, flag="--join-token"),
+            allowed_wallets=frozenset(WalletId(wallet.lower()) for wallet in split_list(allow_wallet)),
+            allowed_hosts=frozenset(host.lower() for host in split_list(allow_host)),
+            is_open=is_open,
+            server_tls=server_context(tls_cert, tls_key),
+            client_tls=client_context(tls_ca),
+        ),
+        key=load_or_create_key(key_file, flag="--key-file"),
     )
 
 

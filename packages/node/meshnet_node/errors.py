@@ -4,6 +4,7 @@
     ├── SettingsError              a flag or environment variable is wrong
     ├── WalletError                the wallet's key file cannot be read or made
     ├── RegistrationRefusedError   the tracker does not want this node
+    ├── TrackerKeyError            the tracker is not the one, or not the version, that this node can trust
     ├── ModelFileError             the model's file is missing, damaged or not a model
     │   └── UnsupportedArchitectureError   nobody has shown that this kind of model can be split exactly
     │   └── SourceError            the model's source cannot be reached, or gave something else than promised
@@ -15,6 +16,7 @@
     │   ├── GrammarError           a grammar or JSON schema that cannot be used
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
+    ├── TicketError                a session that no valid ticket allows
     ├── PlanError                  a route plan that this node cannot be a hop of
     │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
     │   └── StepError              a step that does not fit its session
@@ -55,6 +57,20 @@ class WalletError(NodeError):
 
 class RegistrationRefusedError(NodeError):
     code = "registration_refused"
+
+    def __init__(self, message: str, tracker_code: str | None = None) -> None:
+        super().__init__(message)
+        self.tracker_code = tracker_code
+        """What the tracker calls it."""
+
+
+class TrackerKeyError(NodeError):
+    code = "tracker_key"
+
+
+class TicketError(NodeError):
+    code = "ticket"
+    http_status = 403
 
 
 class ModelFileError(NodeError):

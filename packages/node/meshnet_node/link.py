@@ -17,6 +17,7 @@ from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
     CloseSession,
     FrameHeader,
+    Greeting,
     OpenSession,
     SessionFailed,
     SessionOpened,
@@ -39,6 +40,8 @@ IDLE_S_MIN = 90.0
 """Longer than a head waits for a reader that takes nothing."""
 CLOSE_S_MAX = 1.0
 """For saying good-bye to an end that may be dead."""
+GREETING_S_MAX = 5.0
+"""How long the other end may take to say which protocol and which weights it has."""
 PING_PERIOD_S = 60.0
 """Pongs queue behind the rows of a prompt on the same socket, and a slow uplink may take half a minute for those."""
 
@@ -207,8 +210,10 @@ class HopLink:
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
-                    continue
+                    raise RemoteProtocolError(f"a {message.type.name} message where a binary frame is due")
                 header, _ = decode_frame(message.data)
+                if isinstance(header, Greeting):
+                    raise RemoteProtocolError("a second greeting")
                 self._heard_at = monotonic()
                 if (session := self._sessions.get(_session_of(header))) is not None:
                     session.accept(header)
@@ -225,5 +230,5 @@ class HopLink:
             await self._socket.close()
 
 
-def _session_of(header: FrameHeader) -> SessionId:
+def _session_of(header: OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession) -> SessionId:
     return header.plan.session_id if isinstance(header, OpenSession) else header.session_id

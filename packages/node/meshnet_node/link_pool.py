@@ -8,7 +8,8 @@ import aiohttp
 
 from meshnet_node.errors import LinkError
 from meshnet_node.link import CLOSE_S_MAX, LINK_PATH, PING_PERIOD_S, HopLink
-from meshnet_protocol.frames import FRAME_BYTES_MAX
+from meshnet_protocol.errors import RemoteProtocolError
+from meshnet_protocol.frames import FRAME_BYTES_MAX, Greeting, check_greeting, decode_frame, encode_frame
 from meshnet_protocol.ids import NodeId
 
 CONNECT_TIMEOUT_S = 5.0
@@ -29,18 +30,24 @@ class _Neighbour:
 
 
 class LinkPool:
-    """The tasks that read the links belong to ``tasks``; ``close`` ends them."""
+    """The tasks that read the links belong to ``tasks``; ``close`` ends them. ``greeting`` is this node's own."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, tasks: asyncio.TaskGroup, *, connect_timeout_s: float = CONNECT_TIMEOUT_S
+        self,
+        http: aiohttp.ClientSession,
+        tasks: asyncio.TaskGroup,
+        greeting: Greeting,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
     ) -> None:
+        self._greeting = greeting
         self._connect_timeout_s = connect_timeout_s
         self._http = http
         self._tasks = tasks
         self._neighbours: dict[tuple[NodeId, str], _Neighbour] = {}
 
     async def wait_link(self, node_id: NodeId, url: str) -> HopLink:
-        """The live link to a node. Raises LinkError if it cannot be reached.
+        """The live link to a node. Raises LinkError if it cannot be reached, or holds other weights.
 
         All who wait for one attempt to connect share its outcome, so that many chats towards a dead node
         fail together and not one after the other.
@@ -81,8 +88,28 @@ class LinkPool:
                     heartbeat=PING_PERIOD_S,
                     timeout=aiohttp.ClientWSTimeout(ws_close=CLOSE_S_MAX),
                 )
+                await self._greet(node_id, socket)
+        except RemoteProtocolError as error:
+            raise LinkError(node_id, f"the greeting failed: {error}") from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise LinkError(node_id, f"cannot reach {url}: {error or type(error).__name__}") from error
         link = HopLink(node_id, socket)
         self._tasks.create_task(link.read(), name=f"link to {node_id}")
         return link
+
+    async def _greet(self, node_id: NodeId, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Raises RemoteProtocolError, with the socket closed, unless the right node answers in agreement."""
+        try:
+            await socket.send_bytes(encode_frame(self._greeting))
+            message = await socket.receive()
+            if message.type is not aiohttp.WSMsgType.BINARY:
+                raise RemoteProtocolError(message.extra or f"{message.type.name} instead of an answer")
+            theirs, _ = decode_frame(message.data)
+            if not isinstance(theirs, Greeting):
+                raise RemoteProtocolError(f"{type(theirs).__name__} instead of a greeting; update that node")
+            check_greeting(theirs, self._greeting)
+            if theirs.node_id != node_id:
+                raise RemoteProtocolError(f"{theirs.node_id} answers at this address")
+        except BaseException:
+            await socket.close()
+            raise

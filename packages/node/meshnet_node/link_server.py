@@ -1,7 +1,7 @@
 """The receiving end of links: takes other hops' sessions and steps, runs them, sends replies back.
 
-What a peer may do wrong with a frame ends the link, with a reason; what goes wrong with one session ends
-that session only. The sessions of a link end with it.
+Both ends greet first. What a peer may do wrong with a frame ends the link, with a reason; what goes wrong with one
+session ends that session only. The sessions of a link end with it.
 """
 
 import asyncio
@@ -11,22 +11,24 @@ from time import monotonic
 from typing import assert_never
 
 import structlog
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 
 from meshnet_node.engine.api import StepInput
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, SessionForsakenError
-from meshnet_node.link import PING_PERIOD_S, idle_s_max
+from meshnet_node.link import GREETING_S_MAX, PING_PERIOD_S, idle_s_max
 from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopService, HopSession
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
     FRAME_BYTES_MAX,
     CloseSession,
     FrameHeader,
+    Greeting,
     OpenSession,
     SessionFailed,
     SessionOpened,
     Step,
     StepReply,
+    check_greeting,
     check_step_payload,
     decode_frame,
     encode_frame,
@@ -52,19 +54,30 @@ class LinkServer:
             raise web.HTTPForbidden(text="links are for nodes, not for web pages")
         socket = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S, compress=False)
         await socket.prepare(request)
+        try:
+            await self._greet(socket)
+        except (RemoteProtocolError, TimeoutError, ConnectionError) as error:
+            await _refuse(request, socket, str(error) or f"no greeting within {GREETING_S_MAX:g} s")
+            return socket
         async with asyncio.TaskGroup() as tasks:
             link = _InboundLink(self._hops, socket, tasks)
             try:
                 async for message in socket:
-                    if message.type is WSMsgType.BINARY:
-                        link.accept(*decode_frame(message.data))
+                    link.accept(*_frame_of(message))
             except RemoteProtocolError as error:
-                log.warning("link refused", peer=request.remote, error=str(error))
                 link.end_sessions()
-                await socket.close(code=1002, message=str(error).encode()[:CLOSE_REASON_BYTES_MAX])
+                await _refuse(request, socket, str(error))
             finally:
                 link.end_sessions()
         return socket
+
+    async def _greet(self, socket: web.WebSocketResponse) -> None:
+        """Raises RemoteProtocolError unless the other end's first frame is a greeting this node can agree with."""
+        theirs, _ = _frame_of(await socket.receive(timeout=GREETING_S_MAX))
+        if not isinstance(theirs, Greeting):
+            raise RemoteProtocolError(f"the first frame is {type(theirs).__name__}, not a greeting; update that node")
+        check_greeting(theirs, self._hops.greeting)
+        await socket.send_bytes(encode_frame(self._hops.greeting))
 
 
 @dataclass(slots=True)
@@ -106,6 +119,8 @@ class _InboundLink:
                 self._accept_step(header, payload)
             case CloseSession():
                 self._end(header.session_id, remember=header.remember)
+            case Greeting():
+                raise RemoteProtocolError("a second greeting")
             case SessionOpened() | StepReply() | SessionFailed():
                 raise RemoteProtocolError(f"{type(header).__name__} travels upstream only")
             case _:
@@ -216,3 +231,15 @@ class _InboundLink:
         # When the link is gone, serve() is ending and takes the sessions with it.
         with suppress(ConnectionError, RuntimeError):
             await self._socket.send_bytes(encode_frame(header))
+
+
+def _frame_of(message: WSMessage) -> tuple[FrameHeader, memoryview]:
+    """Raises RemoteProtocolError if the message is no frame."""
+    if message.type is not WSMsgType.BINARY:
+        raise RemoteProtocolError(f"a {message.type.name} message where a binary frame is due")
+    return decode_frame(message.data)
+
+
+async def _refuse(request: web.Request, socket: web.WebSocketResponse, reason: str) -> None:
+    log.warning("link refused", peer=request.remote, error=reason)
+    await socket.close(code=1002, message=reason.encode()[:CLOSE_REASON_BYTES_MAX])

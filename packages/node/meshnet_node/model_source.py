@@ -25,6 +25,7 @@ from meshnet_node.sources.hub import HUB_MODEL, open_hub
 from meshnet_node.sources.mesh import open_mesh
 from meshnet_node.sources.progress import log_progress
 from meshnet_node.sources.remote import ReportProgress, open_http
+from meshnet_node.tracker_reads import TrackerReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ MODEL_PACKAGES: dict[str, ModelPackage] = {
 
 
 def open_model(
-    text: str, *, cache_dir: Path, tracker: str | None = None, progress: ReportProgress = log_progress
+    text: str, *, cache_dir: Path, tracker: TrackerReads | None = None, progress: ReportProgress = log_progress
 ) -> ModelFile:
     """The model that ``text`` names; blocks while its header is fetched, if it is far away.
 

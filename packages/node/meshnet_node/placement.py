@@ -20,10 +20,10 @@ from meshnet_node.engine.api import (
     memory_need,
 )
 from meshnet_node.errors import LayerKindsError, SettingsError
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import LayersSuggestion
 
-REQUEST_TIMEOUT_S = 10.0
 PROBE_LAYERS = 4
 MEMORY_SHARE = 0.8
 """Of the free memory: the machine has other things to do."""
@@ -31,7 +31,7 @@ MEMORY_SHARE = 0.8
 log = structlog.get_logger()
 
 
-def layers_that_help(model: ModelFile, tracker: str, options: EngineOptions) -> LayerRange:
+def layers_that_help(model: ModelFile, tracker: TrackerReads, options: EngineOptions) -> LayerRange:
     """Blocks while a few layers are measured and the tracker is asked. Raises NodeError."""
     layers_max = layers_that_fit(model, options, available_memory())
     speed = measured_speed(model, options) if model.is_local else None
@@ -84,18 +84,18 @@ def _possible(model: ModelFile, layers: LayerRange) -> LayerRange:
     return layers
 
 
-def _ask(tracker: str, model_key: str, layers_max: int, speed: float | None) -> LayersSuggestion | None:
+def _ask(tracker: TrackerReads, model_key: str, layers_max: int, speed: float | None) -> LayersSuggestion | None:
     """None if the tracker knows no such model. Raises NodeError."""
     query: dict[str, str | float] = {"model": model_key, "layers": layers_max}
     if speed is not None:
         query["layer_tokens_per_s"] = speed
     try:
-        response = httpx.get(f"{tracker.rstrip('/')}/v1/nodes/suggest", params=query, timeout=REQUEST_TIMEOUT_S)
+        response = tracker.get("/v1/nodes/suggest", query)
         if response.status_code == 404:
             return None
         response.raise_for_status()
         return msgspec.json.decode(response.content, type=LayersSuggestion)
     except (httpx.HTTPError, msgspec.MsgspecError) as error:
         raise SettingsError(
-            f"--layers auto: the tracker at {tracker} cannot suggest layers ({error}); start it, or give --layers"
+            f"--layers auto: the tracker at {tracker.url} cannot suggest layers ({error}); start it, or give --layers"
         ) from error

@@ -12,7 +12,7 @@ order, so hop 2 computes one chunk of a prompt while hop 1 computes the next.
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,10 +20,11 @@ import msgspec
 
 from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StartedStep, StepInput, StepResult
-from meshnet_node.errors import LinkError, PlanError, RemoteHopError
+from meshnet_node.errors import LinkError, PlanError, RemoteHopError, TicketError
 from meshnet_node.link import DownstreamSession, silence_s_max
 from meshnet_node.link_pool import LinkPool
-from meshnet_protocol.frames import OpenSession, SessionOpened, Step, StepReply
+from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
+from meshnet_protocol.frames import Greeting, OpenSession, SessionOpened, Step, StepReply
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HopTiming, RoutePlan, TokenLogprobs
@@ -51,6 +52,7 @@ class HopSession:
         at_engine: EngineSession,
         downstream: DownstreamSession | None,
         context_tokens: int,
+        draws: int = UNLIMITED,
     ) -> None:
         self.context_tokens = context_tokens
         """The smallest context of this hop and all later ones."""
@@ -58,6 +60,7 @@ class HopSession:
         self._engine = engine
         self._at_engine = at_engine
         self._downstream = downstream
+        self._draws_left = draws
         self._in_order = asyncio.Lock()
         self.remember: tuple[bytes, ...] = ()
         """Set before the end: the chain of the session's rows, for every hop to keep."""
@@ -74,6 +77,7 @@ class HopSession:
 
     def start_step(self, step: StepInput) -> StartedStep:
         """Let the engine begin before ``begin_step`` is awaited. Only while the session has no other step under way."""
+        self._count_draw(step)
         return self._engine.start_step(self._at_engine, step)
 
     async def begin_step(self, step: StepInput, token_count: int, started: StartedStep | None = None) -> "PendingStep":
@@ -102,6 +106,12 @@ class HopSession:
             sent_at = perf_counter()
             waiting = await self._downstream.send_step(onward, result.hidden)
         return PendingStep(step, mine, downstream=self._downstream, waiting=waiting, sent_at=sent_at)
+
+    def _count_draw(self, step: StepInput) -> None:
+        if step.wants_token:
+            self._draws_left -= 1
+            if self._draws_left < 0:
+                raise TicketError("the session asks for more tokens than its ticket allows")
 
 
 @dataclass(slots=True)
@@ -134,14 +144,28 @@ class PendingStep:
         return HopReply(reply.token_id, reply.logprobs, (mine, *reply.timings))
 
 
-class HopService:
-    """Opens sessions at this node, whoever asks for them."""
+def greeting_of(node_id: NodeId, engine: Engine) -> Greeting:
+    """What this node says first on every link."""
+    return Greeting(node_id=node_id, fingerprint=engine.card.fingerprint, hidden_size=engine.hidden_size)
 
-    def __init__(self, node_id: NodeId, engine: Engine, links: LinkPool, admission: Admission | None = None) -> None:
+
+class HopService:
+    """Opens sessions at this node, whoever asks for them: ``tickets`` says who may. Without it, anybody may."""
+
+    def __init__(
+        self,
+        node_id: NodeId,
+        engine: Engine,
+        links: LinkPool,
+        admission: Admission | None = None,
+        tickets: TicketGate | None = None,
+    ) -> None:
         self.node_id = node_id
         self.engine = engine
         self.admission = admission or Admission(engine)
         self._links = links
+        self._tickets = tickets
+        self.greeting = greeting_of(node_id, engine)
 
     @asynccontextmanager
     async def open_hop_session(self, request: OpenSession) -> AsyncIterator[HopSession]:
@@ -150,6 +174,17 @@ class HopService:
         Raises NodeError if this node cannot take it, LinkError or RemoteHopError if a later one cannot.
         """
         layers = self._own_layers(request.plan, request.hop_index)
+        with self._claim(request.plan) as permit:
+            async with self._open_permitted(request, layers, permit) as session:
+                yield session
+
+    def _claim(self, plan: RoutePlan) -> AbstractContextManager[Permit]:
+        return nullcontext(Permit()) if self._tickets is None else self._tickets.claim(plan)
+
+    @asynccontextmanager
+    async def _open_permitted(
+        self, request: OpenSession, layers: LayerRange, permit: Permit
+    ) -> AsyncIterator[HopSession]:
         is_last = request.hop_index == len(request.plan.hops) - 1
         wanted = SessionRequest(
             request.plan.session_id,
@@ -166,7 +201,8 @@ class HopService:
             if not is_last:
                 downstream, theirs = await self._open_downstream(request)
                 context_tokens = min(context_tokens, theirs)
-            session = HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens)
+            permit.is_spent = True
+            session = HopSession(self.node_id, self.engine, at_engine, downstream, context_tokens, permit.draws)
             yield session
         finally:
             remember = session.remember if session is not None else ()

@@ -10,6 +10,7 @@ GET  /health                is the shard loaded, what does it hold
 import asyncio
 import signal
 import socket
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -26,15 +27,18 @@ from meshnet_node.chat_writer import ChatWriter, error_body
 from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
 from meshnet_node.errors import EngineClosedError, NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
+from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
 from meshnet_node.placement import layers_that_help
-from meshnet_node.relay import HopService
-from meshnet_node.settings import NodeSettings
-from meshnet_node.tracker_client import TrackerClient
+from meshnet_node.relay import HopService, greeting_of
+from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_client import Membership, TrackerClient
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
@@ -69,16 +73,23 @@ class NodeIdentity:
 class NodeApp:
     """The HTTP face of a node."""
 
-    def __init__(self, identity: NodeIdentity, engine: Engine, links: LinkPool, admission: Admission) -> None:
+    def __init__(
+        self,
+        identity: NodeIdentity,
+        engine: Engine,
+        links: LinkPool,
+        admission: Admission,
+        tickets: TicketGate | None = None,
+    ) -> None:
         self._identity = identity
         self._engine = engine
         self._admission = admission
-        hops = HopService(identity.node_id, engine, links, admission)
+        hops = HopService(identity.node_id, engine, links, admission, tickets)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
     def build(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
         app.router.add_post("/v1/chat/completions", self.serve_chat)
         app.router.add_post("/v1/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
@@ -178,21 +189,23 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 @asynccontextmanager
-async def serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+async def serving(
+    app: web.Application, listener: socket.socket, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[None]:
     """Serve ``app`` until the context ends."""
     # A client that goes away cancels its handler, and with it the chat on every hop.
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
     await runner.setup()
     try:
-        await web.SockSite(runner, listener).start()
+        await web.SockSite(runner, listener, ssl_context=tls).start()
         yield
     finally:
         await runner.cleanup()
 
 
-def load_engine(settings: NodeSettings) -> Engine:
+def load_engine(settings: NodeSettings, tracker: TrackerReads) -> Engine:
     """Blocking. Raises NodeError, fit to be shown to a person."""
-    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=settings.tracker)
+    model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=tracker)
     options = EngineOptions(
         threads=settings.threads,
         slots=settings.slots,
@@ -205,7 +218,7 @@ def load_engine(settings: NodeSettings) -> Engine:
     )
     shard = settings.layers or LayerRange(0, model.layer_count - 1)
     if settings.asks_for_layers:
-        shard = layers_that_help(model, settings.tracker, options)
+        shard = layers_that_help(model, tracker, options)
     check_memory(model, shard, options, available=available_memory())
     log.info("loading", model=model.name, layers=str(shard))
     return Engine.load(model, shard, options)
@@ -215,23 +228,24 @@ async def serve_node(
     settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None] = lambda: None
 ) -> None:
     """Load the shard, measure it, join the mesh, serve until ``stop``; then drain and leave."""
-    wallet = Wallet.load_or_create(settings.wallet)
+    membership = Membership.of(settings, Wallet.load_or_create(settings.wallet))
     with bind(settings.host, settings.port) as listener:
-        engine = await asyncio.to_thread(load_engine, settings)
+        reads = TrackerReads(settings.tracker, membership, settings.client_tls)
+        engine = await asyncio.to_thread(load_engine, settings, reads)
         try:
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
             log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
             port = int(listener.getsockname()[1])
             identity = NodeIdentity(
-                wallet=wallet,
+                wallet=membership.wallet,
                 instance=settings.instance_name(port),
                 incarnation=Incarnation(uuid4().hex),
                 url=settings.advertised_url(port),
                 shard=engine.shard,
             )
             on_loaded()
-            await _serve_shard(settings, identity, engine, layer_tokens_per_s, listener, stop)
+            await _serve_shard(settings, identity, membership, engine, layer_tokens_per_s, listener, stop)
         finally:
             await asyncio.to_thread(engine.close)
 
@@ -239,6 +253,7 @@ async def serve_node(
 async def _serve_shard(
     settings: NodeSettings,
     identity: NodeIdentity,
+    membership: Membership,
     engine: Engine,
     layer_tokens_per_s: float,
     listener: socket.socket,
@@ -260,19 +275,22 @@ async def _serve_shard(
 
     # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
-    async with aiohttp.ClientSession(timeout=patience) as http, asyncio.TaskGroup() as tasks:
-        links = LinkPool(http, tasks)
+    connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
+    async with aiohttp.ClientSession(timeout=patience, connector=connector) as http, asyncio.TaskGroup() as tasks:
+        links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
-        client = TrackerClient(http, settings.tracker, engine, admission, registration)
-        async with serving(NodeApp(identity, engine, links, admission).build(), listener):
-            log.info("serving", node_id=identity.node_id, url=identity.url)
-            membership = tasks.create_task(client.run(), name="membership")
+        client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
+        tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
+        app = NodeApp(identity, engine, links, admission, tickets)
+        async with serving(app.build(), listener, settings.server_tls):
+            log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
+            running = tasks.create_task(client.run(), name="membership")
             loop = asyncio.get_running_loop()
             engine.watch_failure(lambda: _stop_from_elsewhere(loop, stop))
             await stop.wait()
             if engine.failure is None:
                 await _drain(client, admission, settings.drain_timeout_s)
-            membership.cancel()
+            running.cancel()
             await client.leave()
         await links.close()
     if engine.failure is not None:

@@ -1,9 +1,11 @@
 """What a node can be told at start, checked before anything is loaded."""
 
+import ipaddress
 import math
 import re
 import socket
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,10 +47,17 @@ class NodeSettings:
     asks_for_layers: bool = False
     upstream: str | None = None
     """Base URL of a server to stand in front of, instead of holding layers."""
-    upstream_key: str | None = None
+    upstream_key: str | None = field(default=None, repr=False)
     model_name: str | None = None
     """Which of the upstream's models."""
     drain_timeout_s: float = 30.0
+    join_token: str = field(default="", repr=False)
+    server_tls: ssl.SSLContext | None = None
+    """What https, and with it links, are served with; None: plain HTTP."""
+    client_tls: ssl.SSLContext | None = None
+    """What the certificates of tracker and nodes are checked with; None: as the system does."""
+    tracker_key: str | None = None
+    """The only key a tracker may sign tickets with; None: the one it greets with."""
 
     def __post_init__(self) -> None:
         _check_url("--tracker", self.tracker)
@@ -72,12 +81,16 @@ class NodeSettings:
         if self.instance is not None and not INSTANCE_PATTERN.fullmatch(self.instance):
             raise SettingsError(f"--instance {self.instance!r}: use 1 to 32 of a-z, 0-9 and inner '-'")
 
+        if self.tracker_key is not None and not re.fullmatch(r"[0-9a-f]{64}", self.tracker_key):
+            raise SettingsError("--tracker-key: use the 64 hexadecimal characters that the tracker logs when it starts")
+
     def advertised_url(self, port: int) -> str:
         """The base URL others reach this node by, once the real port is known."""
         if self.advertise is not None:
             return self.advertise.rstrip("/")
         host = _address_towards(self.tracker) if self.host in WILDCARD_HOSTS else self.host
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.server_tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     def instance_name(self, port: int) -> str:
         """The instance as given, or made of the machine's name and the port."""
@@ -85,6 +98,14 @@ class NodeSettings:
             return self.instance
         machine = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:24].strip("-")
         return f"{machine or 'node'}-{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _check_url(flag: str, url: str) -> None:

@@ -1,14 +1,15 @@
-"""The node's side of membership: register, beat, re-cut where the tracker asks, leave.
+"""The node's side of membership: greet, register, beat, re-cut where the tracker asks, leave.
 
-Everything heals by itself: a tracker that is down is tried again, slower and slower up to a limit; a
-tracker that has forgotten the node (restart) answers a heartbeat with ``is_known: false`` and the node
-registers again at once.
+All that it says of itself is signed by its wallet. Everything heals by itself: a tracker that is down is tried
+again, slower and slower up to a limit; a tracker that has forgotten the node (restart) answers a heartbeat with
+``is_known: false`` and the node greets it and registers again at once.
 """
 
 import asyncio
 import random
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import aiohttp
@@ -16,6 +17,9 @@ import msgspec
 import structlog
 
 from meshnet_node.errors import NodeError, RegistrationRefusedError
+from meshnet_node.settings import NodeSettings
+from meshnet_node.tracker_trust import TrackerTrust
+from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import (
@@ -25,14 +29,44 @@ from meshnet_protocol.messages import (
     Message,
     Registration,
     RegistrationReply,
+    TrackerGreeting,
 )
+from meshnet_protocol.proofs import prove
 
 REQUEST_TIMEOUT_S = 5.0
 RETRY_PERIOD_S_MIN = 0.5
 RETRY_PERIOD_S_MAX = 10.0
 RECUT_RETRY_S = 30.0
 
+REFUSALS = (400, 401, 403, 409, 413)
+UNREACHABLE_TRIES_MAX = 3
+"""How often a new node is told that it cannot be reached before it gives up. One that was a member never does."""
+
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """By what a node proves to its tracker who it is."""
+
+    wallet: Wallet
+    trust: TrackerTrust
+    join_token: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, settings: NodeSettings, wallet: Wallet) -> "Membership":
+        return cls(wallet, TrackerTrust(pinned_key=settings.tracker_key), join_token=settings.join_token)
+
+    def headers(self, path: str, body: bytes) -> dict[str, str]:
+        proof = prove(
+            self.wallet.private_key,
+            path=path,
+            boot=self.trust.boot,
+            sequence=self.trust.next_sequence(),
+            body=body,
+            join_token=self.join_token,
+        )
+        return proof.to_headers()
 
 
 class Member(Protocol):
@@ -68,23 +102,30 @@ class TrackerClient:
         engine: Member,
         admission: Queue,
         registration: Callable[[], Registration],
+        membership: Membership,
     ) -> None:
         self._http = http
         self._url = url.rstrip("/")
         self._engine = engine
         self._admission = admission
         self._registration = registration
+        self._membership = membership
+        self._was_member = False
         self._is_draining = False
         self._changed = asyncio.Event()
         self._wanted_entry_layers = frozenset(engine.entry_layers)
         self._wanted_changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Register and beat until cancelled. Raises RegistrationRefusedError if the tracker refuses the node."""
+        """Register and beat until cancelled.
+
+        Raises RegistrationRefusedError if the tracker refuses the node, TrackerKeyError the other way round.
+        """
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_cut(), name="re-cut the shard")
             while True:
                 reply = await self._register()
+                self._was_member = True
                 log.info("registered", node_id=reply.node_id, tracker=self._url)
                 self._want_entry_layers(reply.wanted_entry_layers)
                 await self._beat(reply.node_id, reply.heartbeat_period_s)
@@ -105,9 +146,16 @@ class TrackerClient:
 
     async def _register(self) -> RegistrationReply:
         period_s = RETRY_PERIOD_S_MIN
+        refusals = 0
         while True:
             try:
+                await self._greet()
                 return msgspec.json.decode(await self._post("register", self._registration()), type=RegistrationReply)
+            except RegistrationRefusedError as error:
+                refusals += 1
+                if not self._may_pass(error.tracker_code, refusals):
+                    raise
+                log.warning("the tracker refuses this node for now, trying again", error=str(error))
             except (aiohttp.ClientError, OSError, TimeoutError, msgspec.MsgspecError) as error:
                 log.warning(
                     "tracker not reached, trying again", tracker=self._url, error=str(error) or type(error).__name__
@@ -115,6 +163,17 @@ class TrackerClient:
             # Jitter, so that all nodes of a mesh do not knock at a restarted tracker in the same instant.
             await asyncio.sleep(period_s * random.uniform(0.5, 1.0))
             period_s = min(2 * period_s, RETRY_PERIOD_S_MAX)
+
+    def _may_pass(self, code: str | None, refusals: int) -> bool:
+        """Whether a refusal may be over at the next try: a clock that was set, a network that was slow."""
+        is_patient = self._was_member or refusals < UNREACHABLE_TRIES_MAX
+        return code == "stale_proof" or (code == "node_unreachable" and is_patient)
+
+    async def _greet(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
+        async with self._http.get(f"{self._url}/v1/nodes/greeting", timeout=timeout) as response:
+            response.raise_for_status()
+            self._membership.trust.greet(msgspec.json.decode(await response.read(), type=TrackerGreeting))
 
     async def _beat(self, node_id: NodeId, period_s: float) -> None:
         """Until the tracker no longer knows this node."""
@@ -125,6 +184,8 @@ class TrackerClient:
                 return
             if reply is not None:
                 self._want_entry_layers(reply.wanted_entry_layers)
+                if reply.time_s is not None:
+                    self._membership.trust.set_time(reply.time_s)
             try:
                 async with asyncio.timeout(period_s):
                     await self._changed.wait()
@@ -177,18 +238,21 @@ class TrackerClient:
     async def _post(self, verb: str, message: Message) -> bytes:
         timeout = aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S)
         body = msgspec.json.encode(message)
-        headers = {"Content-Type": "application/json"}
-        url = f"{self._url}/v1/nodes/{verb}"
-        async with self._http.post(url, data=body, headers=headers, timeout=timeout) as response:
+        path = f"/v1/nodes/{verb}"
+        headers = {"Content-Type": "application/json", **self._membership.headers(path, body)}
+        async with self._http.post(f"{self._url}{path}", data=body, headers=headers, timeout=timeout) as response:
             answer = await response.read()
-            if response.status in (400, 401, 403, 409, 413):
-                raise RegistrationRefusedError(f"the tracker at {self._url} refuses: {_message_of(answer)}")
+            if response.status in REFUSALS:
+                code, reason = _refusal_of(answer)
+                raise RegistrationRefusedError(f"the tracker at {self._url} refuses: {reason}", code)
             response.raise_for_status()
             return answer
 
 
-def _message_of(answer: bytes) -> str:
+def _refusal_of(answer: bytes) -> tuple[str | None, str]:
+    """The error's code, if it has one, and what it says."""
     try:
-        return str(msgspec.json.decode(answer)["error"]["message"])
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace")
+        error = msgspec.json.decode(answer)["error"]
+        return error.get("code"), str(error["message"])
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
+        return None, answer[:200].decode(errors="replace")

@@ -12,7 +12,9 @@ import structlog
 from aiohttp import web
 
 from meshnet_node.chat_writer import error_body
-from meshnet_node.errors import NodeError, RequestError
+from meshnet_node.errors import NodeError, PlanError, RequestError
+from meshnet_node.head import new_session_id
+from meshnet_node.http_guard import own_callers_only
 from meshnet_node.server import (
     BODY_BYTES_MAX,
     DRAIN_LOOK_PERIOD_S,
@@ -24,12 +26,13 @@ from meshnet_node.server import (
     serving,
     start_sse,
 )
-from meshnet_node.settings import NodeSettings
-from meshnet_node.tracker_client import TrackerClient
+from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
 from meshnet_node.wallet import Wallet
 from meshnet_protocol.ids import Incarnation
-from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
+from meshnet_protocol.messages import HeadRequest, LayerSpan, PlannedHop, Registration, RoutePlan
 
 log = structlog.get_logger()
 
@@ -37,12 +40,13 @@ log = structlog.get_logger()
 class UpstreamApp:
     """The HTTP face of such a node."""
 
-    def __init__(self, identity: NodeIdentity, upstream: Upstream) -> None:
+    def __init__(self, identity: NodeIdentity, upstream: Upstream, tickets: TicketGate) -> None:
         self._identity = identity
         self._upstream = upstream
+        self._tickets = tickets
 
     def build(self) -> web.Application:
-        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
         app.router.add_post("/v1/chat/completions", self.serve_chat)
         app.router.add_get("/health", self.serve_health)
         return app
@@ -64,10 +68,12 @@ class UpstreamApp:
             )
         response: web.StreamResponse | None = None
         try:
-            async with self._upstream.open_chat(body) as chunks:
-                response = await start_sse(request)
-                async for chunk in chunks:
-                    await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+            with self._tickets.claim(self._plan_of(body)) as permit:
+                permit.is_spent = True
+                async with self._upstream.open_chat(body) as chunks:
+                    response = await start_sse(request)
+                    async for chunk in chunks:
+                        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         except NodeError as error:
             if response is None:
                 return error_response(error)
@@ -75,6 +81,16 @@ class UpstreamApp:
         await response.write(SSE_DONE)
         await response.write_eof()
         return response
+
+    def _plan_of(self, request: HeadRequest) -> RoutePlan:
+        """The request's plan, else one of this node alone. Raises PlanError."""
+        me, model_key = self._identity.node_id, self._upstream.card.model_key
+        if (plan := request.meshnet) is None:
+            alone = PlannedHop(node_id=me, url="", start_layer=0, end_layer=self._upstream.shard.last)
+            return RoutePlan(session_id=new_session_id(), model_key=model_key, hops=(alone,))
+        if plan.model_key != model_key or [hop.node_id for hop in plan.hops] != [me]:
+            raise PlanError(f"the plan is for {plan.model_key} on other nodes than {me}")
+        return plan
 
 
 async def serve_upstream(
@@ -85,7 +101,8 @@ async def serve_upstream(
     wallet = Wallet.load_or_create(settings.wallet)
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     with bind(settings.host, settings.port) as listener:
-        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX) as http:
+        connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
+        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX, connector=connector) as http:
             card = await find_card(http, settings.upstream, settings.model_name, key=settings.upstream_key)
             upstream = Upstream(http, settings.upstream, card, key=settings.upstream_key)
             tokens_per_s = await upstream.measure_tokens_per_s()
@@ -125,17 +142,20 @@ async def _serve(
             slots=settings.slots,
         )
 
-    client = TrackerClient(http, settings.tracker, upstream, upstream, registration)
-    async with asyncio.TaskGroup() as tasks, serving(UpstreamApp(identity, upstream).build(), listener):
+    membership = Membership.of(settings, wallet)
+    client = TrackerClient(http, settings.tracker, upstream, upstream, registration, membership)
+    tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
+    app = UpstreamApp(identity, upstream, tickets).build()
+    async with asyncio.TaskGroup() as tasks, serving(app, listener, settings.server_tls):
         log.info("serving", node_id=identity.node_id, url=identity.url)
-        membership = tasks.create_task(client.run(), name="membership")
+        running = tasks.create_task(client.run(), name="membership")
         await stop.wait()
         client.start_draining()
         with suppress(TimeoutError):
             async with asyncio.timeout(settings.drain_timeout_s):
                 while upstream.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
                     await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
-        membership.cancel()
+        running.cancel()
         await client.leave()
 
 

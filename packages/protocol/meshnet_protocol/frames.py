@@ -9,7 +9,8 @@ The payload of a ``Step`` is float32, row-major, shape (token_count, hidden_size
 the next segment takes as it is. Float32 and not a smaller type, because a split model must give the
 very logits of the whole one. Payloads are handed on as memoryviews and never copied here.
 
-A session is opened once along the whole chain and closed once. Every ``Step`` is answered by one
+Both ends greet first, and end the link unless they speak the same protocol about the same weights. A session
+is opened once along the whole chain and closed once. Every ``Step`` is answered by one
 ``StepReply`` that travels back along the chain, each hop adding its own timing; ``token_id`` is set
 when the step asked for a token. A hop that cannot go on sends ``SessionFailed`` and forgets the session.
 """
@@ -20,7 +21,7 @@ import msgspec
 
 from meshnet_protocol.errors import LocalProtocolError, RemoteProtocolError
 from meshnet_protocol.ids import NodeId, SessionId
-from meshnet_protocol.messages import HopTiming, RoutePlan, Sampling, TokenLogprobs
+from meshnet_protocol.messages import PROTOCOL_VERSION, HopTiming, RoutePlan, Sampling, TokenLogprobs
 
 HEADER_BYTES_MAX = 1024 * 1024
 """Room for an opening with a grammar and the tokens that penalties look at."""
@@ -30,6 +31,19 @@ STEP_ROWS_MAX = 512
 """Rows in one step, whatever the nodes' own chunk sizes: 32 MiB at a hidden size of 16,384."""
 
 _PREFIX = struct.Struct("<I")
+
+HIDDEN_DTYPE = "float32"
+
+
+class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
+    """The first frame in each direction: what both ends must agree on before rows mean anything."""
+
+    node_id: NodeId
+    fingerprint: str
+    """Of the model's weights, in full."""
+    hidden_size: int
+    dtype: str = HIDDEN_DTYPE
+    protocol_version: int = PROTOCOL_VERSION
 
 
 class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
@@ -82,7 +96,7 @@ class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     """The rows of the session as a chain of block hashes: a slot may keep them until somebody needs it."""
 
 
-FrameHeader = OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession
+FrameHeader = Greeting | OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FrameHeader] = msgspec.msgpack.Decoder(FrameHeader)
@@ -110,6 +124,20 @@ def decode_frame(data: bytes | memoryview) -> tuple[FrameHeader, memoryview]:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RemoteProtocolError(f"unreadable frame header: {error}") from error
     return header, view[body:]
+
+
+def check_greeting(theirs: Greeting, mine: Greeting) -> None:
+    """Raises RemoteProtocolError, naming what differs, unless rows of one mean the same to the other."""
+    for what, their_value, my_value in (
+        ("protocol version", theirs.protocol_version, mine.protocol_version),
+        ("weights (fingerprint)", theirs.fingerprint, mine.fingerprint),
+        ("hidden size", theirs.hidden_size, mine.hidden_size),
+        ("dtype of hidden states", theirs.dtype, mine.dtype),
+    ):
+        if their_value != my_value:
+            raise RemoteProtocolError(
+                f"{what} differs: {theirs.node_id} has {their_value}, {mine.node_id} has {my_value}"
+            )
 
 
 def check_step_payload(step: Step, payload: memoryview, *, hidden_size: int) -> None:

@@ -1,7 +1,7 @@
 """What nodes and tracker tell each other over HTTP, as JSON.
 
 Every struct is strict about types and lenient about unknown fields, so that a newer peer may say more.
-Durations are seconds; nobody ever sends a timestamp, because clocks of strangers do not agree.
+Durations are seconds. Clocks of strangers do not agree, so only the tracker tells the time, and nodes go by it.
 """
 
 from typing import Any
@@ -86,6 +86,18 @@ class Registration(Message, frozen=True, kw_only=True):
         return make_node_id(wallet=self.wallet, instance=self.instance, shard=self.shard.to_range())
 
 
+class TrackerGreeting(Message, frozen=True, kw_only=True):
+    """What a node asks for before it registers."""
+
+    tracker_key: str
+    """The public key that signs tickets, 64 hexadecimal characters."""
+    boot: str
+    """Drawn anew at every start of the tracker: proofs are made for one run."""
+    time_s: float
+    """The tracker's clock, in unix seconds."""
+    protocol_version: int = PROTOCOL_VERSION
+
+
 class SharedFile(Message, frozen=True, kw_only=True):
     """What a node says of the model file it can hand on, whole or in part."""
 
@@ -131,6 +143,8 @@ class HeartbeatReply(Message, frozen=True, kw_only=True):
     """False: the tracker does not know this incarnation; register again."""
     wanted_entry_layers: tuple[int, ...] = ()
     """Where other nodes' shards end inside this one: cut there, and report it when done."""
+    time_s: float | None = None
+    """The tracker's clock, in unix seconds."""
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -153,12 +167,14 @@ class PlannedHop(Message, frozen=True, kw_only=True):
 class RoutePlan(Message, frozen=True, kw_only=True):
     """The ``meshnet`` object of a request to a head: which session this is and who runs what.
 
-    The plan travels to every hop of the session. It is where a signed ticket will sit.
+    The plan travels to every hop of the session, and every hop holds it against the ticket.
     """
 
     session_id: SessionId
     model_key: ModelKey
     hops: tuple[PlannedHop, ...]
+    ticket: str = ""
+    """The tracker's signature under all this (``tickets.py``)."""
     token_timeout_s: float | None = None
     """How long the tracker bears a chat without a sign of life. Hops give up on each other sooner, so that it is
     they who say where the silence comes from."""

@@ -3,7 +3,12 @@
 TrackerError
 ├── SettingsError                     whoever started the tracker gave a value it cannot work with
 ├── RegistrationRefusedError          a node says something that cannot be
-│   └── RegistrationConflictError     ... or something that contradicts what is known already
+│   ├── RegistrationConflictError     ... or something that contradicts what is known already
+│   └── UnreachableNodeError          ... or an address at which it cannot be reached
+├── NodeProofError                    what a node says is not proven to be its own
+│   ├── StaleProofError               it was, once: signed for another run, too long ago, or said before
+│   ├── BadSignatureError             it is not signed by the wallet it is said for
+│   └── NotAdmittedError              a wallet that may not join
 ├── ClientError                       the sender of the chat is at fault
 │   ├── MalformedRequestError         not what the endpoint accepts
 │   ├── BodyTooLargeError
@@ -42,6 +47,26 @@ class RegistrationRefusedError(TrackerError):
 
 class RegistrationConflictError(RegistrationRefusedError):
     """What a node says contradicts what others, or its own newer process, have said before."""
+
+
+class UnreachableNodeError(RegistrationRefusedError):
+    """The tracker cannot reach the node where it says it is; the message says what to open or to set."""
+
+
+class NodeProofError(TrackerError):
+    """A node's request without a proof that it is the node's own."""
+
+
+class StaleProofError(NodeProofError):
+    """A proof that was good once, or elsewhere: the node greets the tracker and registers again."""
+
+
+class BadSignatureError(NodeProofError):
+    """No proof at all, or one by another wallet."""
+
+
+class NotAdmittedError(NodeProofError):
+    """A wallet that may not join; the message says what its owner or the tracker's can do."""
 
 
 class ClientError(TrackerError):

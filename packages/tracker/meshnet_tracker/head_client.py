@@ -9,6 +9,7 @@ The head is always asked to stream, so that a client that leaves frees it at the
 silent is not decided here: ``attempt_watch.py``.
 """
 
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -36,10 +37,10 @@ _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 
 
-def open_session() -> aiohttp.ClientSession:
+def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
     """One session for all heads: it keeps connections alive between chats. The caller closes it."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=60),
+        connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX, keepalive_timeout=60, ssl=tls or True),
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S_MAX),
         auto_decompress=False,
     )

@@ -1,4 +1,4 @@
-"""Every endpoint but the chat itself: models, health, the routing table, events, and what nodes say.
+"""Every endpoint but the chat itself: models, health, the routing table, events; and all others, added from here.
 
 All of them are coroutines although most never wait: the framework would run plain functions in threads,
 and the tracker's state belongs to the event loop. Bodies and answers are encoded with msgspec; every
@@ -6,47 +6,31 @@ error, the framework's own included, leaves in OpenAI's form through ``openai_er
 """
 
 import time
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol
 
 import msgspec
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from meshnet_protocol.messages import (
-    Heartbeat,
-    HeartbeatReply,
-    LayerSpan,
-    LayersSuggestion,
-    Leave,
-    Registration,
-    RegistrationReply,
-)
+from meshnet_tracker.access import Access, Role
 from meshnet_tracker.dashboard.pages import add_pages
-from meshnet_tracker.errors import MalformedRequestError, RegistrationRefusedError, TrackerError
+from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
-from meshnet_tracker.fleet import (
-    Fleet,
-    FleetEvent,
-    FleetNode,
-    HeartbeatReceived,
-    NodeLeft,
-    NodeRegistered,
-    ServedModel,
-)
+from meshnet_tracker.fleet import Fleet, FleetEvent, ServedModel
 from meshnet_tracker.model_store import add_store_endpoints
+from meshnet_tracker.node_api import add_node_endpoints
+from meshnet_tracker.node_auth import NodeAuth
+from meshnet_tracker.node_probe import NodeProbe
+from meshnet_tracker.node_reads import add_node_reads
 from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
-from meshnet_tracker.overview import node_state
-from meshnet_tracker.placement import HeldShard, suggest_layers
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
-
-NODE_BODY_BYTES_MAX = 1024 * 1024
-LAYERS_MAX = 100_000
+from meshnet_tracker.ticket_office import TicketOffice
 
 
 class TrackerParts(Protocol):
@@ -58,21 +42,23 @@ class TrackerParts(Protocol):
     router: Router
     events: EventLog
     observers: Observers
+    access: Access
+    node_auth: NodeAuth
+    tickets: TicketOffice
+    probe: NodeProbe
 
     def handle(self, event: FleetEvent) -> None: ...
-
-
-M = TypeVar("M")
 
 
 def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     _add_error_handlers(app)
     _add_model_endpoints(app, parts)
     _add_observer_endpoints(app, parts)
-    _add_node_endpoints(app, parts)
+    add_node_endpoints(app, parts)
+    add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
     add_store_endpoints(app, parts.settings.store)
-    add_pages(app)
+    add_pages(app, parts.access)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
@@ -89,13 +75,16 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         return _json(_model_object(parts.router.resolve_model(model_id).card.name, created))
 
     @app.get("/health")
-    async def health() -> Response:
+    async def health(request: Request) -> Response:
         """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with.
 
         As far as was measured: there is a route of nodes that all computed at their start and have not failed lately.
+        Which models those are is told to those who may chat with them.
         """
         models = _live_models(parts)
         is_ready = any(parts.router.has_sound_route(model, time.monotonic()) for model in models)
+        if request.state.role not in (Role.CLIENT, Role.ADMIN):
+            return _json({"status": "ok", "ready": is_ready})
         names = list(dict.fromkeys(model.card.name for model in models))
         return _json({"status": "ok", "models": names, "ready": is_ready})
 
@@ -117,53 +106,6 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         found = parts.events.read(after=after, limit=limit)
         next_after = found[-1]["id"] if found else parts.events.last_id
         return _json({"events": found, "next_after": next_after})
-
-    @app.get("/v1/nodes")
-    async def nodes() -> Response:
-        now = time.monotonic()
-        return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
-
-    @app.get("/v1/nodes/suggest")
-    async def suggest(
-        model: str,
-        layers: Annotated[int, Query(ge=1, le=LAYERS_MAX)],
-        layer_tokens_per_s: Annotated[float | None, Query(gt=0, allow_inf_nan=False)] = None,
-    ) -> Response:
-        """Where a new node of at most so many layers would help the model most, and why."""
-        served = parts.router.resolve_model(model)
-        held = [HeldShard(node.shard, node.layer_tokens_per_s) for node in served.ready_nodes()]
-        suggestion = suggest_layers(
-            held, layer_count=served.card.layer_count, layers_max=layers, layer_tokens_per_s=layer_tokens_per_s
-        )
-        span = LayerSpan.of(suggestion.layers)
-        return _json(LayersSuggestion(model_key=served.model_key, layers=span, reason=suggestion.reason))
-
-
-def _add_node_endpoints(app: FastAPI, parts: TrackerParts) -> None:
-    @app.post("/v1/nodes/register")
-    async def register(request: Request) -> Response:
-        registration = await _read(request, Registration)
-        parts.handle(NodeRegistered(registration))
-        return _json(
-            RegistrationReply(
-                node_id=registration.node_id,
-                heartbeat_period_s=parts.settings.heartbeat_period_s,
-                wanted_entry_layers=parts.fleet.wanted_entry_layers(registration.node_id),
-            )
-        )
-
-    @app.post("/v1/nodes/heartbeat")
-    async def heartbeat(request: Request) -> Response:
-        beat = await _read(request, Heartbeat)
-        if not parts.fleet.is_known(beat.node_id, beat.incarnation):
-            return _json(HeartbeatReply(is_known=False))
-        parts.handle(HeartbeatReceived(beat))
-        return _json(HeartbeatReply(is_known=True, wanted_entry_layers=parts.fleet.wanted_entry_layers(beat.node_id)))
-
-    @app.post("/v1/nodes/leave")
-    async def leave(request: Request) -> Response:
-        parts.handle(NodeLeft(await _read(request, Leave)))
-        return _json({})
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -191,46 +133,12 @@ def _add_error_handlers(app: FastAPI) -> None:
         return _error(to_http(error))
 
 
-async def _read(request: Request, kind: type[M]) -> M:
-    """Raises RegistrationRefusedError if the body is not a ``kind``."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > NODE_BODY_BYTES_MAX:
-            raise RegistrationRefusedError(f"the body exceeds {NODE_BODY_BYTES_MAX} bytes")
-    try:
-        return msgspec.json.decode(body, type=kind)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise RegistrationRefusedError(f"not a {kind.__name__}: {error}") from error
-
-
 def _live_models(parts: TrackerParts) -> list[ServedModel]:
     return [model for model in parts.fleet.models() if model.nodes]
 
 
 def _model_object(name: str, created: int) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": created, "owned_by": "meshnet"}
-
-
-def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
-    beat = node.heartbeat
-    return {
-        "node_id": node.node_id,
-        "model": node.model_key,
-        "shard": str(node.shard),
-        "state": node_state(node),
-        "url": node.registration.url,
-        "entry_layers": sorted(node.entry_layers),
-        "wanted_entry_layers": fleet.wanted_entry_layers(node.node_id),
-        "queue_depth": node.queue_depth,
-        "slots": node.registration.slots,
-        "active_slots": beat.active_slots if beat else 0,
-        "kv_tokens": beat.kv_tokens if beat else 0,
-        "kv_tokens_max": beat.kv_tokens_max if beat else 0,
-        "exactness": msgspec.to_builtins(node.registration.exactness),
-        "layer_tokens_per_s": node.layer_tokens_per_s,
-        "heartbeat_age_s": max(0.0, now - node.heard_at),
-    }
 
 
 def _json(value: Any) -> Response:

@@ -5,11 +5,13 @@ Every error body is ``{"error": {"message", "type", "param", "code"}}``; ``code`
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 
+from meshnet_tracker.access import Refusal
 from meshnet_tracker.errors import (
+    BadSignatureError,
     BodyTooLargeError,
     ClientError,
     InvalidRouteError,
@@ -17,6 +19,7 @@ from meshnet_tracker.errors import (
     MeshError,
     NodeLostError,
     NoRouteError,
+    NotAdmittedError,
     OverloadedError,
     RateLimitedError,
     RefusedByHeadError,
@@ -24,7 +27,9 @@ from meshnet_tracker.errors import (
     RegistrationRefusedError,
     RouteUnavailableError,
     ShuttingDownError,
+    StaleProofError,
     UnknownModelError,
+    UnreachableNodeError,
 )
 
 RETRY_AFTER_S = 1
@@ -44,6 +49,10 @@ _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (OverloadedError, 503, _SERVER, "overloaded"),
     (ShuttingDownError, 503, _SERVER, "shutting_down"),
     (RegistrationConflictError, 409, _INVALID, "registration_conflict"),
+    (UnreachableNodeError, 400, _INVALID, "node_unreachable"),
+    (StaleProofError, 401, _INVALID, "stale_proof"),
+    (BadSignatureError, 401, _INVALID, "bad_signature"),
+    (NotAdmittedError, 403, _INVALID, "not_admitted"),
     (RegistrationRefusedError, 400, _INVALID, "registration_refused"),
 )
 
@@ -95,12 +104,32 @@ def wrong_method(method: str, path: str, *, allowed: str) -> HttpError:
     )
 
 
+def refused_access(refusal: Refusal) -> HttpError:
+    """What somebody without the right key is told, and how to get further."""
+    match refusal:
+        case Refusal.WRONG_KEY:
+            message = "Incorrect API key provided, or none: send one as 'Authorization: Bearer KEY'."
+            error = error_object(message, kind=_INVALID, code="invalid_api_key")
+            return HttpError(401, error, {"www-authenticate": "Bearer"})
+        case Refusal.ADMIN_KEY_NEEDED:
+            message = "This endpoint needs the tracker's admin key, and this is a client's."
+            return HttpError(403, error_object(message, kind=_INVALID, code="admin_key_needed"))
+        case Refusal.CLOSED:
+            message = "This endpoint is closed: the tracker has API keys and no admin key. Start it with --admin-key."
+            return HttpError(403, error_object(message, kind=_INVALID, code="admin_closed"))
+        case _:
+            assert_never(refusal)
+
+
 def foreign_origin(origin: str) -> HttpError:
     return HttpError(403, error_object(f"This endpoint does not answer pages of {origin!r}.", kind=_INVALID))
 
 
 def foreign_host(host: str) -> HttpError:
-    message = f"This endpoint does not answer as {host!r} over loopback; call it as localhost or 127.0.0.1."
+    message = (
+        f"This endpoint does not answer as {host!r}: call it by an IP address or as localhost, "
+        f"or start the tracker with --allow-host {host.partition(':')[0] or 'NAME'}"
+    )
     return HttpError(403, error_object(message, kind=_INVALID))
 
 

@@ -78,6 +78,7 @@ class ChatProxy:
     """Both endpoints that answer with the model's words.
 
     ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
+    ``add_ticket`` puts the tracker's signature to a plan.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class ChatProxy:
         router: Router,
         events: EventLog,
         blame: Callable[[Route, AttemptFailedError], tuple[NodeId, ...]],
+        add_ticket: Callable[[RoutePlan, HeadRequest], RoutePlan],
         seed_rng: Random,
         comment_period_s: float,
         token_timeout_s: float,
@@ -98,6 +100,7 @@ class ChatProxy:
         self._router = router
         self._events = events
         self._blame = blame
+        self._add_ticket = add_ticket
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
         self._token_timeout_s = token_timeout_s
@@ -319,7 +322,8 @@ class ChatProxy:
             hops=decision.planned_hops,
             token_timeout_s=self._token_timeout_s,
         )
-        return msgspec.structs.replace(call.head_request, model=model.card.name, so_far=so_far, meshnet=plan)
+        request = msgspec.structs.replace(call.head_request, model=model.card.name, so_far=so_far)
+        return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
         """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""

@@ -7,6 +7,7 @@ one way in for everything about nodes; it carries out the fleet's effects.
 import asyncio
 import importlib
 import math
+import secrets
 import signal
 import socket
 import time
@@ -18,10 +19,12 @@ from typing import TYPE_CHECKING, assert_never
 
 import structlog
 import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.routes import Route
+from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.blame import Blame
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
@@ -40,6 +43,8 @@ from meshnet_tracker.fleet import (
 )
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.node_auth import JoinRule, NodeAuth
+from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.policies.adaptive import ADAPTIVE, AdaptivePolicy
 from meshnet_tracker.policies.proportional import ProportionalPolicy
@@ -49,7 +54,8 @@ from meshnet_tracker.pulse import SAMPLE_PERIOD_S
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
-from meshnet_tracker.settings import TrackerSettings
+from meshnet_tracker.settings import TrackerSettings, is_loopback
+from meshnet_tracker.ticket_office import TicketOffice
 
 if TYPE_CHECKING:
     from meshnet_tracker.store.call_store import CallStore
@@ -63,14 +69,22 @@ _log = structlog.get_logger("meshnet.tracker")
 
 
 class TrackerServer:
-    """One tracker. ``app`` is its ASGI application."""
+    """One tracker. ``app`` is its ASGI application. ``key`` signs its tickets; without one, it draws its own."""
 
-    def __init__(self, settings: TrackerSettings, *, route_rng: Random | None = None) -> None:
+    def __init__(
+        self, settings: TrackerSettings, *, route_rng: Random | None = None, key: Ed25519PrivateKey | None = None
+    ) -> None:
         self.settings = settings
         self._is_stopping = False
         self._call_store: CallStore | None = None
         if settings.database is not None:
             _store().prepare(settings.database)
+        self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
+        self.node_auth = NodeAuth(
+            boot=secrets.token_hex(16), join=JoinRule(settings.join_tokens, settings.allowed_wallets)
+        )
+        self.tickets = TicketOffice(key or Ed25519PrivateKey.generate())
+        self.probe = NodeProbe()
         self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
@@ -91,6 +105,7 @@ class TrackerServer:
             router=self.router,
             events=self.events,
             blame=self._blame_for,
+            add_ticket=lambda plan, request: self.tickets.issue(plan, request, now=time.time()),
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
             token_timeout_s=settings.token_timeout_s,
@@ -108,7 +123,13 @@ class TrackerServer:
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
         )
         add_endpoints(rest, self)
-        self.app = TrackerApp(chat=self.proxy, rest=rest)
+        self.app = TrackerApp(
+            chat=self.proxy,
+            rest=rest,
+            access=self.access,
+            check_reader=lambda headers, asked: self.node_auth.check_reader(headers, asked=asked, now=time.time()),
+            allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
+        )
 
     @property
     def route_rng(self) -> Random:
@@ -159,8 +180,9 @@ class TrackerServer:
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
-        async with self._open_call_store(), open_session() as session, asyncio.TaskGroup() as tasks:
-            self.proxy.session = session
+        tls = self.settings.client_tls
+        async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
+            self.proxy.session = self.probe.session = session
             loops = (self._tick_forever(), self._sample_forever(), self.prober.run(session))
             companions = [tasks.create_task(loop) for loop in loops]
             yield
@@ -230,9 +252,9 @@ def listen(settings: TrackerSettings) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, scheme: str = "http") -> str:
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 class _HttpServer(uvicorn.Server):
@@ -263,6 +285,7 @@ class _HttpServer(uvicorn.Server):
 
 
 def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
+    tls = tracker.settings.server_tls
     return _HttpServer(
         uvicorn.Config(
             tracker.app,
@@ -273,18 +296,24 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
             log_level="warning",
             server_header=False,
             timeout_graceful_shutdown=math.ceil(tracker.settings.drain_timeout_s) + SHUTDOWN_S_MAX,
+            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
         ),
         tracker,
     )
 
 
-def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None] | None = None) -> None:
+def run_tracker(
+    settings: TrackerSettings,
+    *,
+    key: Ed25519PrivateKey | None = None,
+    on_listening: Callable[[str], None] | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, let running chats end within the drain timeout, and return.
 
     ``on_listening`` is told the base URL. Raises SettingsError if the port is taken or the database unusable.
     Call it in the main thread.
     """
-    tracker = TrackerServer(settings)
+    tracker = TrackerServer(settings, key=key)
     try:
         listener = listen(settings)
     except OSError as error:
@@ -292,9 +321,12 @@ def run_tracker(settings: TrackerSettings, *, on_listening: Callable[[str], None
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror or error}); choose another --port"
         ) from error
     with listener, _quiet_signals():
-        _log.info("tracker listening", url=url_of(listener))
+        url = url_of(listener, "http" if settings.server_tls is None else "https")
+        _log.info("tracker listening", url=url, tracker_key=tracker.tickets.public_key)
+        if settings.is_open and not is_loopback(settings.host):
+            _log.warning("open to everybody who can reach this machine: no keys, any node may join")
         if on_listening is not None:
-            on_listening(url_of(listener))
+            on_listening(url)
         make_http_server(tracker).run(sockets=[listener])
 
 

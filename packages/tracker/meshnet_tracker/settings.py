@@ -1,11 +1,15 @@
 """Everything that can be set on a tracker, checked once where it is made."""
 
+import ipaddress
 import math
+import re
+import secrets
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from meshnet_protocol.ids import ModelKey
+from meshnet_protocol.ids import ModelKey, WalletId
 from meshnet_protocol.messages import SharedFile
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
 from meshnet_tracker.errors import SettingsError
@@ -17,6 +21,9 @@ HEARTBEAT_PERIOD_S_MIN = 0.01
 TOKEN_TIMEOUT_S_MIN = 0.01
 PORT_MAX = 65535
 CANDIDATES_MAX = 1000
+KEY_CHARS_MIN = 8
+_KEY = re.compile(r"[!-~]{8,512}")
+_WALLET = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,10 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackerSettings:
-    """Raises SettingsError, naming setting and value, if one is out of its range. Port 0: any free one."""
+    """Raises SettingsError, naming setting and value, if one is out of its range. Port 0: any free one.
+
+    Secrets are never part of its text.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8090
@@ -59,6 +69,20 @@ class TrackerSettings:
     """How long running chats may go on when the tracker is told to stop."""
     comment_period_s: float = 10.0
     """How long a client's stream may be silent before a comment says that somebody is still there."""
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    join_tokens: tuple[str, ...] = field(default=(), repr=False)
+    allowed_wallets: frozenset[WalletId] = frozenset()
+    allowed_hosts: frozenset[str] = frozenset()
+    """Names, beside addresses and localhost, by which browsers may call the tracker."""
+    server_tls: ssl.SSLContext | None = None
+    """What https is served with; None: plain HTTP."""
+    client_tls: ssl.SSLContext | None = None
+    """What nodes' certificates are checked with; None: as the system does."""
+    is_open: bool = False
+    """The owner wants no keys although others can reach the tracker."""
+    checks_reachability: bool = True
+    """Whether a node must answer at its address before it is registered. Tests of other things go without."""
 
     def __post_init__(self) -> None:
         if not self.host:
@@ -82,6 +106,38 @@ class TrackerSettings:
             if not alias or not name:
                 raise SettingsError(f"--model-alias must be ALIAS=MODEL, got {alias!r}={name!r}")
         _ = self.routing
+        self._check_secrets()
+        self._check_openness()
+
+    def _check_secrets(self) -> None:
+        for flag, secrets_ in (
+            ("--api-key", self.api_keys),
+            ("--admin-key", self.admin_keys),
+            ("--join-token", self.join_tokens),
+        ):
+            if not all(_KEY.fullmatch(secret) for secret in secrets_):
+                raise SettingsError(f"{flag}: use {KEY_CHARS_MIN} to 512 printable characters without spaces")
+        if set(self.api_keys) & set(self.admin_keys):
+            raise SettingsError("--api-key and --admin-key must differ: whoever may chat must not own the tracker")
+        for wallet in self.allowed_wallets:
+            if not _WALLET.fullmatch(wallet):
+                raise SettingsError(f"--allow-wallet {wallet!r}: a wallet is 64 hexadecimal characters, in lower case")
+
+    def _check_openness(self) -> None:
+        """Beyond loopback nothing is open unless somebody said so."""
+        if self.is_open or is_loopback(self.host):
+            return
+        missing = []
+        if not (self.api_keys or self.admin_keys):
+            missing += [f"--{name}-key {secrets.token_urlsafe(24)}" for name in ("api", "admin")]
+        if not (self.join_tokens or self.allowed_wallets):
+            missing.append(f"--join-token {secrets.token_urlsafe(24)}")
+        if missing:
+            raise SettingsError(
+                f"--host {self.host} lets others reach this tracker, so it needs keys. Add to the command: "
+                f"{' '.join(missing)} (these were drawn for you; clients send an API key, nodes start with the same "
+                "--join-token; --allow-wallet does instead of a token). On a network where you trust everybody: --open"
+            )
 
     def _check_times(self) -> None:
         for flag, seconds, least in (
@@ -100,3 +156,11 @@ class TrackerSettings:
             stats_half_life_s=self.route_stats_half_life_s,
             min_sample_tokens=self.route_min_sample_tokens,
         )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on ``host``."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NoReturn
 
+import aiohttp
 import msgspec
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, WalletId
 from meshnet_protocol.layers import LayerRange
@@ -26,8 +28,10 @@ from meshnet_protocol.messages import (
     LayerSpan,
     ModelCard,
     Registration,
+    TrackerGreeting,
     Usage,
 )
+from meshnet_protocol.proofs import WALLET_HEADER, Proof, prove, public_key_text
 from meshnet_tracker.fleet import NodeRegistered
 from meshnet_tracker.server import TrackerServer, listen, make_http_server, url_of
 from meshnet_tracker.settings import TrackerSettings
@@ -89,6 +93,8 @@ class FakeHead:
     """
 
     url: str = ""
+    node_id: str = ""
+    """Who it says it is when somebody looks."""
     pieces: tuple[str, ...] = TEN_PIECES
     finish_reason: str = "stop"
     refusal: tuple[int, dict[str, Any]] | None = None
@@ -115,7 +121,8 @@ class FakeHead:
 
     async def answer_probe(self, _: web.Request) -> web.Response:
         self.probe_count += 1
-        return web.Response(status=200 if self.is_well else 503)
+        body = {"status": "ok", "node_id": self.node_id}
+        return web.json_response(body, status=200 if self.is_well else 503)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.requests.append(msgspec.json.decode(await request.read(), type=HeadRequest))
@@ -226,16 +233,60 @@ class RunningTracker:
         return make_card().model_key
 
 
+@dataclass(slots=True)
+class NodeVoice:
+    """Says what a node says, signed by a wallet of its own, over real HTTP."""
+
+    tracker_url: str
+    key: Ed25519PrivateKey = field(default_factory=Ed25519PrivateKey.generate)
+    join_token: str = ""
+    sequence: int = 0
+    boot: str = ""
+
+    @property
+    def wallet(self) -> str:
+        return public_key_text(self.key)
+
+    async def say(self, verb: str, message: msgspec.Struct) -> tuple[int, Any]:
+        """Greets first, and signs. Status and decoded answer."""
+        await self.greet()
+        body = msgspec.json.encode(message)
+        return await self.send(verb, body, self.prove(f"/v1/nodes/{verb}", body))
+
+    async def ask(self, path: str, *, signs: str | None = None) -> tuple[int, Any]:
+        """Asks as a process that is about to be a node; ``signs`` another path than it asks for, if told to."""
+        await self.greet()
+        headers = self.prove(signs or path, b"").to_headers() | {WALLET_HEADER: self.wallet}
+        async with aiohttp.ClientSession() as http, http.get(self.tracker_url + path, headers=headers) as response:
+            return response.status, await response.json()
+
+    async def greet(self) -> TrackerGreeting:
+        async with aiohttp.ClientSession() as http, http.get(f"{self.tracker_url}/v1/nodes/greeting") as response:
+            greeting = msgspec.json.decode(await response.read(), type=TrackerGreeting)
+        self.boot = greeting.boot
+        self.sequence = max(self.sequence + 1, int(greeting.time_s * 1e6))
+        return greeting
+
+    def prove(self, path: str, body: bytes) -> Proof:
+        return prove(self.key, path=path, boot=self.boot, sequence=self.sequence, body=body, join_token=self.join_token)
+
+    async def send(self, verb: str, body: bytes, proof: Proof | None) -> tuple[int, Any]:
+        headers = proof.to_headers() if proof else {}
+        url = f"{self.tracker_url}/v1/nodes/{verb}"
+        async with aiohttp.ClientSession() as http, http.post(url, data=body, headers=headers) as response:
+            return response.status, await response.json()
+
+
 @asynccontextmanager
 async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -> AsyncIterator[RunningTracker]:
     """A tracker on a free loopback port in this process. Nodes need no heartbeats unless the settings say so."""
-    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S}
+    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S, "checks_reachability": False}
     made = TrackerServer(TrackerSettings(**{**defaults, **settings}), route_rng=route_rng)
     with listen(made.settings) as listener:
         http_server = make_http_server(made)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http_server.serve(sockets=[listener]))
             try:
-                yield RunningTracker(made, url_of(listener))
+                yield RunningTracker(made, url_of(listener, "http" if made.settings.server_tls is None else "https"))
             finally:
                 http_server.should_exit = True

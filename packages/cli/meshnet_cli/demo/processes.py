@@ -66,8 +66,8 @@ class Mesh:
 
     def start_tracker(self, options: Sequence[str] = ()) -> None:
         """Start the tracker and wait until it answers. ``options``: more of ``meshnet tracker``'s."""
-        arguments = ["tracker", "--port", str(self._port), "--database", f"sqlite:///{self.folder}/tracker.db"]
-        child = self.spawn("tracker", [*arguments, *options])
+        files = ["--database", f"sqlite:///{self.folder}/tracker.db", "--key-file", f"{self.folder}/tracker.pem"]
+        child = self.spawn("tracker", ["tracker", "--port", str(self._port), *files, *options])
         self._wait(child, lambda: get_json(self.url, "/health") is not None)
 
     def start_node(self, name: str, layers: str, *, layer_delay_ms: float, options: Sequence[str] = ()) -> None:

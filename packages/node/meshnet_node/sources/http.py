@@ -6,6 +6,7 @@ the one it was: its size and its validator (ETag, else Last-Modified) are compar
 
 import random
 import re
+import ssl
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -52,13 +53,19 @@ class HttpSource:
         *,
         headers: Mapping[str, str] = MappingProxyType({}),
         wait: Callable[[float], None] | None = None,
+        tls: ssl.SSLContext | None = None,
+        auth: httpx.Auth | None = None,
     ) -> None:
         self.url = url
         self._wait = wait or time.sleep
         self._file: RemoteFile | None = None
         # Compressed ranges would be ranges of something else.
         self._http = httpx.Client(
-            headers={**headers, "Accept-Encoding": "identity"}, follow_redirects=True, timeout=TIMEOUT_S
+            verify=tls or True,
+            auth=auth,
+            headers={**headers, "Accept-Encoding": "identity"},
+            follow_redirects=True,
+            timeout=TIMEOUT_S,
         )
         weakref.finalize(self, self._http.close)
 

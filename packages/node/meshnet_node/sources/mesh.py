@@ -17,6 +17,7 @@ from meshnet_node.engine.gguf_file import Manifest, ModelFile, manifest_fingerpr
 from meshnet_node.errors import SourceError
 from meshnet_node.sources.http import HttpSource
 from meshnet_node.sources.remote import ReportProgress, open_remote
+from meshnet_node.tracker_reads import TrackerReads
 from meshnet_protocol.messages import SharedFile
 
 REQUEST_TIMEOUT_S = 10.0
@@ -46,7 +47,7 @@ class MeshSource:
         raise SourceError(f"no node of the mesh has bytes {start} to {end} of the model: {'; '.join(reasons)}")
 
 
-def open_mesh(tracker: str, model: str, cache_dir: Path, progress: ReportProgress) -> ModelFile:
+def open_mesh(tracker: TrackerReads, model: str, cache_dir: Path, progress: ReportProgress) -> ModelFile:
     """``model``: public name or model key. Raises SourceError."""
     places = [*_nodes_with(tracker, model), *_stored_at(tracker, model)]
     keys = sorted({key for key, _ in places})
@@ -54,27 +55,28 @@ def open_mesh(tracker: str, model: str, cache_dir: Path, progress: ReportProgres
         raise SourceError(f"the mesh has several models called {model!r}; choose one: mesh:{', mesh:'.join(keys)}")
     if not keys:
         raise SourceError(
-            f"neither a node of the mesh nor the store of the tracker at {tracker} has {model!r}; start the tracker "
-            "with --store, or a node with the file"
+            f"neither a node of the mesh nor the store of the tracker at {tracker.url} has {model!r}; "
+            "start the tracker with --store, or a node with the file"
         )
-    offers = [(address, offer) for _, address in places if (offer := _offer(address)) is not None]
+    offers = [(address, offer) for _, address in places if (offer := _offer(tracker, address)) is not None]
     if not offers:
         raise SourceError(f"no node of {keys[0]} can be reached for its file; try again when one is up")
     shared = offers[0][1]
-    manifest = next((found for address, offer in offers if offer.has_manifest and (found := _manifest(address))), None)
+    with_manifest = [address for address, offer in offers if offer.has_manifest]
+    manifest = next((found for address in with_manifest if (found := _manifest(tracker, address))), None)
     if manifest is not None and manifest_fingerprint(manifest) != shared.fingerprint:
         raise SourceError(f"the manifest of {keys[0]} is not the one its fingerprint names; do not trust that node")
     same = [address for address, offer in offers if offer.fingerprint == shared.fingerprint]
-    source = MeshSource([HttpSource(f"{address}/file") for address in same])
+    source = MeshSource([HttpSource(f"{address}/file", tls=tracker.tls, auth=tracker.signing()) for address in same])
     return open_remote(
         source, shared.file_name, shared.byte_count, shared.fingerprint, cache_dir, progress, manifest=manifest
     )
 
 
-def _nodes_with(tracker: str, model: str) -> list[tuple[str, str]]:
+def _nodes_with(tracker: TrackerReads, model: str) -> list[tuple[str, str]]:
     """Model key, and where its file is offered, of every node that serves it."""
     try:
-        response = httpx.get(f"{tracker.rstrip('/')}/v1/nodes", timeout=REQUEST_TIMEOUT_S)
+        response = tracker.get("/v1/nodes")
         response.raise_for_status()
         nodes = response.json()["nodes"]
         return [
@@ -82,25 +84,25 @@ def _nodes_with(tracker: str, model: str) -> list[tuple[str, str]]:
             for n in nodes
             if model in (n["model"], n["model"].rpartition("@")[0])
         ]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"the tracker at {tracker} cannot say who has {model!r} ({error}); is it up?") from error
+    except (httpx.HTTPError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        raise SourceError(f"the tracker at {tracker.url} cannot say who has {model!r} ({error}); is it up?") from error
 
 
-def _stored_at(tracker: str, model: str) -> list[tuple[str, str]]:
+def _stored_at(tracker: TrackerReads, model: str) -> list[tuple[str, str]]:
     """The same of the tracker's own store; a tracker without one has none."""
-    address = f"{tracker.rstrip('/')}/v1/store"
     try:
-        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S)
+        response = tracker.get("/v1/store")
         stored = response.json()["models"] if response.status_code == 200 else []
         keys = [entry["model_key"] for entry in stored if model in (entry["name"], entry["model_key"])]
-        return [(key, f"{address}/{quote(key, safe='')}") for key in keys]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        raise SourceError(f"the tracker at {tracker} cannot say what is in its store ({error}); is it up?") from error
+        return [(key, f"{tracker.url.rstrip('/')}/v1/store/{quote(key, safe='')}") for key in keys]
+    except (httpx.HTTPError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
+        reason = f"the tracker at {tracker.url} cannot say what is in its store ({error}); is it up?"
+        raise SourceError(reason) from error
 
 
-def _offer(address: str) -> SharedFile | None:
+def _offer(tracker: TrackerReads, address: str) -> SharedFile | None:
     try:
-        response = httpx.get(address, timeout=REQUEST_TIMEOUT_S)
+        response = tracker.fetch(address)
         response.raise_for_status()
         offer = msgspec.json.decode(response.content, type=SharedFile)
         return offer if _FINGERPRINT.fullmatch(offer.fingerprint) and offer.byte_count > 0 else None
@@ -108,9 +110,9 @@ def _offer(address: str) -> SharedFile | None:
         return None
 
 
-def _manifest(address: str) -> Manifest | None:
+def _manifest(tracker: TrackerReads, address: str) -> Manifest | None:
     try:
-        response = httpx.get(f"{address}/manifest", timeout=REQUEST_TIMEOUT_S)
+        response = tracker.fetch(f"{address}/manifest")
         response.raise_for_status()
         return msgspec.json.decode(response.content, type=Manifest)
     except (httpx.HTTPError, msgspec.MsgspecError):

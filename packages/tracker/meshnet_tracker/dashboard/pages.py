@@ -1,27 +1,37 @@
-"""Serves the dashboard: one page at ``/`` and its modules under ``/ui``.
+"""Serves the dashboard: one page at ``/`` and its modules under ``/ui``; a login where the tracker has keys.
 
 The content security policy allows this tracker and nothing else: no inline script, no other host. Files
 are revalidated at every load (they carry an ETag), so that a page never mixes two releases.
 """
 
 import os
+import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
-from fastapi import FastAPI
-from starlette.responses import FileResponse, Response
+from fastapi import FastAPI, Request
+from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
+from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
+from meshnet_tracker.errors import BodyTooLargeError
+
+LOGIN_BYTES_MAX = 4096
+SEE_OTHER = 303
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
     ),
     "cache-control": "no-cache",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
 }
+
+# Without a referrer a browser sends a form's own origin as "null", and the login would be a stranger's.
+LOGIN_HEADERS = PAGE_HEADERS | {"referrer-policy": "same-origin"}
 
 
 class _Assets(StaticFiles):
@@ -33,9 +43,47 @@ class _Assets(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI) -> None:
+def add_pages(app: FastAPI, access: Access) -> None:
+    _add_login(app, access)
+
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
         return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
 
     app.mount("/ui", _Assets(directory=STATIC))
+
+
+def _add_login(app: FastAPI, access: Access) -> None:
+    @app.get(LOGIN_PATH, include_in_schema=False)
+    async def login_page(failed: str | None = None) -> Response:
+        name = "login.html" if failed is None else "login-failed.html"
+        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
+
+    @app.post(LOGIN_PATH, include_in_schema=False)
+    async def log_in(request: Request) -> Response:
+        body = b""
+        async for part in request.stream():
+            body += part
+            if len(body) > LOGIN_BYTES_MAX:
+                raise BodyTooLargeError(f"a login of more than {LOGIN_BYTES_MAX} bytes")
+        key = parse_qs(body).get(b"key", [b""])[0].strip()
+        cookie = access.log_in(key, time.time())
+        if cookie is None:
+            return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+        response = RedirectResponse("/", SEE_OTHER)
+        # Not for scripts, and never sent along when another site's page asks.
+        response.set_cookie(
+            LOGIN_COOKIE, cookie, max_age=LOGIN_S, httponly=True, samesite="strict", secure=_is_encrypted(request)
+        )
+        return response
+
+    @app.post(LOGOUT_PATH, include_in_schema=False)
+    async def log_out() -> Response:
+        response = RedirectResponse(LOGIN_PATH, SEE_OTHER)
+        response.delete_cookie(LOGIN_COOKIE, httponly=True, samesite="strict")
+        return response
+
+
+def _is_encrypted(request: Request) -> bool:
+    """Here, or as far as the reverse proxy before the tracker. Who lies about it only spoils their own login."""
+    return request.url.scheme == "https" or request.headers.get("x-forwarded-proto") == "https"

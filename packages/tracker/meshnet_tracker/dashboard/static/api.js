@@ -8,6 +8,7 @@ export async function getJson(path) {
   } catch {
     throw new Error("The tracker does not answer. Is it still running? Start it with: meshnet tracker");
   }
+  if (response.status === 401) goToLogin();
   const body = await response.json().catch(() => null);
   if (!response.ok) throw new Error(body?.error?.message ?? `The tracker answered ${response.status}.`);
   return body;
@@ -39,3 +40,6 @@ export function usePoll(path, periodMs) {
   }, [path, periodMs]);
   return state;
 }
+
+// A login ends after some hours, and with the tracker's admin key.
+export const goToLogin = () => location.assign("/login");

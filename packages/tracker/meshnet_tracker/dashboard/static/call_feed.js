@@ -1,4 +1,5 @@
 // The live list of calls. The browser's EventSource reconnects by itself and says which event it saw last.
+import { getJson } from "./api.js";
 import { useEffect, useState } from "./vendor/htm-preact.js";
 
 const CALLS_KEPT_MAX = 500;
@@ -16,7 +17,11 @@ export function useCalls() {
     };
     const source = new EventSource("/v1/calls/stream");
     source.onopen = () => setState((before) => ({ ...before, isLive: true, isLoaded: true }));
-    source.onerror = () => setState((before) => ({ ...before, isLive: false }));
+    source.onerror = () => {
+      setState((before) => ({ ...before, isLive: false }));
+      // Given up for good: where the login has ended, asking in the ordinary way leads to the login page.
+      if (source.readyState === EventSource.CLOSED) getJson("/v1/calls?limit=1").catch(() => undefined);
+    };
     source.onmessage = (message) => {
       const call = JSON.parse(message.data);
       byId.set(call.id, call);

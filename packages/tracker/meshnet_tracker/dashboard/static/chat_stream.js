@@ -1,8 +1,11 @@
+import { goToLogin } from "./api.js";
+
 // One chat over the OpenAI endpoint, streamed: yields pieces of text, and tells the route first.
 export async function* streamChat({ model, messages, route, maxTokens, signal, onRoute }) {
   const body = { model, messages, stream: true, max_tokens: maxTokens, stream_options: { include_usage: true }, ...(route ? { route } : {}) };
   const response = await fetch("/v1/chat/completions", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
   onRoute({ signature: response.headers.get("x-meshnet-route"), requestId: response.headers.get("x-request-id") });
+  if (response.status === 401) goToLogin();
   if (!response.ok) throw new Error((await response.json()).error.message);
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return;

@@ -1,0 +1,26 @@
+"""A person in front of a guarded tracker: the key once, then the dashboard as always."""
+
+from typing import Any
+
+import pytest
+from playwright.async_api import Page, expect
+
+from dashboard.stage import stage
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+KEYS: dict[str, Any] = {"api_keys": ("sk-client-0123",), "admin_keys": ("sk-owner-0123",)}
+
+
+async def test_the_dashboard_asks_for_the_key_once_and_says_when_it_is_the_wrong_one(page: Page) -> None:
+    async with stage(**KEYS) as scene:
+        await page.goto(scene.tracker.url)
+        await expect(page).to_have_url(f"{scene.tracker.url}/login")
+        await page.get_by_label("Admin key").fill("sk-client-0123")
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("alert")).to_contain_text("not the tracker's admin key")
+
+        await page.get_by_label("Admin key").fill("sk-owner-0123")
+        await page.get_by_role("button", name="Log in").click()
+        await expect(page.get_by_role("heading", name="Routing (learned)")).to_be_visible()
+        await page.goto(f"{scene.tracker.url}/#calls")
+        await expect(page.get_by_role("heading", name="Call wall")).to_be_visible()
