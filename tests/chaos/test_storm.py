@@ -20,7 +20,7 @@ CHATS = int(os.environ.get("STORM_CHATS", "14"))
 SEED = int(os.environ.get("STORM_SEED", "1"))
 CLIENTS = 3
 CALM_S_MAX = 1.0
-FROZEN_S_MAX = 3.0
+FROZEN_S_MAX = 5.0
 AT_ONCE = {"tool"}
 """What comes as one piece at its end has no pauses to speak of."""
 PAUSE_S_MAX = 3 * TOKEN_TIMEOUT_S
