@@ -26,7 +26,7 @@ async def test_a_node_whose_engine_fails_leaves_and_says_why(
     model_path: Path, cache_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine.load(model_path, LayerRange(28, 29), options(cache_dir))
-    monkeypatch.setattr(server, "load_engine", lambda _: engine)
+    monkeypatch.setattr(server, "load_engine", lambda *_: engine)
     async with running_tracker() as tracker:
         settings = NodeSettings(
             model="", layers=None, tracker=tracker.url, wallet=tmp_path / "key", cache_dir=cache_dir, port=0

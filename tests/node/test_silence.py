@@ -1,9 +1,9 @@
 """A hop that says nothing any more is found out by the hop before it, in time and by name."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 
 from meshnet_node import link
 from meshnet_node.engine.api import Engine
+from meshnet_node.engine.loop import AnswerWanted
 from meshnet_node.link import LINK_PATH
+from meshnet_node.relay import greeting_of
 from meshnet_protocol.frames import OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import PlannedHop, Sampling
@@ -21,6 +23,7 @@ from node.route_helpers import LocalRoute, local_route
 from node.test_endings import silent_node
 
 TOKEN_TIMEOUT_S = 0.6
+TIMEOUT_S = 10.0
 
 
 @pytest.fixture(scope="module")
@@ -72,17 +75,22 @@ async def test_what_a_later_hop_suffers_itself_is_its_own_fault_and_no_links(
     assert (error["code"], error["culprit"], error["reporter"]) == ("entry_layer", tail.node_id, None)
 
 
-async def test_a_nodes_health_is_that_of_its_engine(
-    engines: list[Engine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_nodes_health_is_that_of_its_engine(engines: list[Engine], tmp_path: Path) -> None:
     async with local_route([engines[0]], tmp_path) as route:
         url = f"{route.nodes[0].identity.url}/health"
         async with route.http.get(url) as well:
             assert well.status == 200
-        monkeypatch.setattr(engines[0]._loop, "inbox", SimpleQueue())  # nobody reads it
-        async with asyncio.timeout(5), route.http.get(url) as hung:
-            assert hung.status == 503
-        monkeypatch.undo()
+        goes_on = threading.Event()
+
+        def hang() -> None:
+            goes_on.wait(TIMEOUT_S)
+
+        engines[0]._loop.inbox.put(AnswerWanted(hang))
+        try:
+            async with asyncio.timeout(TIMEOUT_S), route.http.get(url) as hung:
+                assert hung.status == 503
+        finally:
+            goes_on.set()
 
 
 async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
@@ -94,6 +102,8 @@ async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
         plan = msgspec.structs.replace(route.plan(), token_timeout_s=0.1)
         tail = route.nodes[1]
         async with route.http.ws_connect(tail.identity.url + LINK_PATH) as socket:
+            await socket.send_bytes(encode_frame(greeting_of(route.nodes[0].identity.node_id, engines[0])))
+            await socket.receive(timeout=5)  # the other end's greeting
             await socket.send_bytes(encode_frame(OpenSession(plan=plan, hop_index=1, sampling=Sampling())))
             async with asyncio.timeout(5):
                 opened, _ = decode_frame((await socket.receive()).data)
