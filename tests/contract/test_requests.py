@@ -138,11 +138,11 @@ def test_what_cannot_be_done_is_a_400_that_names_the_field(
 
 
 def test_the_openai_client_understands_all_of_it(endpoint: Endpoint) -> None:
-    client = openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0)
-    chat = client.chat.completions.create(
-        model=ALIAS, messages=[{"role": "user", "content": "Hi"}], n=2, logprobs=True, top_logprobs=2, max_tokens=3
-    )
-    text = client.completions.create(model=ALIAS, prompt="One, two,", logprobs=1, max_tokens=3)
+    with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
+        chat = client.chat.completions.create(
+            model=ALIAS, messages=[{"role": "user", "content": "Hi"}], n=2, logprobs=True, top_logprobs=2, max_tokens=3
+        )
+        text = client.completions.create(model=ALIAS, prompt="One, two,", logprobs=1, max_tokens=3)
 
     assert [choice.index for choice in chat.choices] == [0, 1]
     assert chat.choices[0].logprobs is not None

@@ -38,7 +38,9 @@ def start_mesh(folder: Path) -> Mesh:
 
 
 def client_of(mesh: Mesh) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60)
+    # Clients are not closed, so they must keep no connection: it would be reported where it happens to be collected.
+    headers = {"connection": "close"}
+    return openai.OpenAI(base_url=f"{mesh.url}/v1", api_key="none", max_retries=0, timeout=60, default_headers=headers)
 
 
 def wait_until(holds: Callable[[], bool], *, timeout_s: float = 10.0) -> None:
