@@ -96,14 +96,12 @@ class Choice:
         while True:
             assert reply is not None
             token = self._read(text, _token_of(reply), reply.logprobs)
+            yield token
             if token.finish_reason is not None:
-                yield token
                 return
             token_id = _token_of(reply)
             step = StepInput(len(self.prompt) + self._drawn - 1, (token_id,), None, wants_token=True)
-            started = self.session.start_step(step)
-            yield token  # the engine is at the next one while this one's text goes out
-            reply = await (await self.session.begin_step(step, 1, started)).wait()
+            reply = await self.session.run_step(step, 1)
             self.replies.append(reply)
             self.rows.append(token_id)
 

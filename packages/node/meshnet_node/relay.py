@@ -19,7 +19,7 @@ from time import perf_counter
 import msgspec
 
 from meshnet_node.admission import Admission, SessionRequest
-from meshnet_node.engine.api import Engine, EngineSession, StartedStep, StepInput, StepResult
+from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
 from meshnet_node.errors import LinkError, PlanError, RemoteHopError, TicketError
 from meshnet_node.link import DownstreamSession, silence_s_max
 from meshnet_node.link_pool import LinkPool
@@ -75,17 +75,13 @@ class HopSession:
         """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
         return await (await self.begin_step(step, token_count)).wait()
 
-    def start_step(self, step: StepInput) -> StartedStep:
-        """Let the engine begin before ``begin_step`` is awaited. Only while the session has no other step under way."""
-        self._count_draw(step)
-        return self._engine.start_step(self._at_engine, step)
-
-    async def begin_step(self, step: StepInput, token_count: int, started: StartedStep | None = None) -> "PendingStep":
+    async def begin_step(self, step: StepInput, token_count: int) -> "PendingStep":
         """Run the rows here and send them on. Raises NodeError, LinkError or RemoteHopError."""
+        self._count_draw(step)
         arrived_s = perf_counter()
         async with self._in_order:
             turn_s = perf_counter() - arrived_s
-            result = await (started or self.start_step(step)).wait()
+            result = await self._engine.step(self._at_engine, step)
             mine = HopTiming(
                 node_id=self._node_id,
                 steps=1,

@@ -6,7 +6,7 @@ from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.grammar import GrammarWriter, grammar_of_schema
 from meshnet_node.engine.held_file import HeldFile
 from meshnet_node.engine.memory import MemoryNeed, available_memory, check_memory, megabytes, memory_need
-from meshnet_node.engine.thread import Engine, EngineOptions, EngineSession, StartedStep, StepInput, StepResult
+from meshnet_node.engine.thread import Engine, EngineOptions, EngineSession, StepInput, StepResult
 from meshnet_node.engine.vocabulary import RenderedChat, Vocabulary
 
 __all__ = [
@@ -18,7 +18,6 @@ __all__ = [
     "MemoryNeed",
     "ModelFile",
     "RenderedChat",
-    "StartedStep",
     "StepInput",
     "StepResult",
     "Vocabulary",

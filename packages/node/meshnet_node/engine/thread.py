@@ -48,7 +48,7 @@ from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Exactness, ModelCard, Sampling
 from meshnet_protocol.prefix import PREFIX_BLOCK_TOKENS
 
-__all__ = ["Engine", "EngineOptions", "EngineSession", "StartedStep", "StepInput", "StepResult"]
+__all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult"]
 
 # llama.cpp calls back into Python between the nodes of its graph, and each time the engine thread waits for
 # the GIL. The default of 5 ms lets a busy event loop stretch a decode of 20 ms many times over.
@@ -186,13 +186,11 @@ class Engine:
         A cancelled caller does not cancel the step: close the session for that. Raises StepError,
         ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
         """
-        return await self.start_step(session, step).wait()
-
-    def start_step(self, session: EngineSession, step: StepInput) -> "StartedStep":
-        """Hand a step in; whoever calls may do other things before waiting for it. Raises as ``step`` does."""
-        started = StartedStep(session, step.position)
-        self._submit(session, step, started)
-        return started
+        answer = _LoopAnswer()
+        self._submit(session, step, answer)
+        result = await answer.future
+        session.done_position = max(session.done_position, step.position + result.row_count)
+        return result
 
     async def wait_answer(self) -> None:
         """Returns when the engine's thread has come by: soon, unless it hangs. Raises EngineClosedError."""
@@ -347,21 +345,15 @@ class Engine:
             raise EngineClosedError("the engine was closed; start the node again")
 
 
-class StartedStep:
-    """A step under way. Carries its outcome to the event loop that waits for it, in one hand-over.
+class _LoopAnswer:
+    """Carries a step's outcome to the event loop that waits for it, in one hand-over.
 
     ``asyncio.wrap_future`` would chain two futures, with a lock and a condition for each step.
     """
 
-    def __init__(self, session: EngineSession, position: int) -> None:
-        self._session = session
-        self._position = position
+    def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._future: asyncio.Future[StepResult] = self._loop.create_future()
-
-    async def wait(self) -> StepResult:
-        """Raises DecodeError, EngineClosedError. Nobody needs to: a session that is closed is not waited for."""
-        return await self._future
+        self.future: asyncio.Future[StepResult] = self._loop.create_future()
 
     def set_result(self, result: StepResult, /) -> None:
         self._tell(self._set_result, result)
@@ -374,12 +366,9 @@ class StartedStep:
             self._loop.call_soon_threadsafe(tell, outcome)
 
     def _set_result(self, result: StepResult) -> None:
-        session = self._session
-        session.done_position = max(session.done_position, self._position + result.row_count)
-        if not self._future.done():  # cancelled meanwhile
-            self._future.set_result(result)
+        if not self.future.done():  # cancelled meanwhile
+            self.future.set_result(result)
 
     def _set_exception(self, error: NodeError) -> None:
-        if not self._future.done():
-            self._future.set_exception(error)
-            self._future.exception()  # whoever waits still gets it; nobody may be waiting any more
+        if not self.future.done():
+            self.future.set_exception(error)
