@@ -10,7 +10,6 @@ turn, pair by pair, on the same machine; figures are prompt tokens over the time
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.model_source import resolve_model
 from meshnet_node.prompt import understand
 from meshnet_protocol.messages import HeadRequest
-from peers import chat_body, stream_chat, whole_model_process
+from peers import chat_body, ratio_figures, stream_chat, whole_model_process
 
 TARGET = 1.6
 
@@ -71,16 +70,11 @@ def main() -> None:
         mesh.wait_node("first", entry_layers=[0])
         mesh.wait_node("second", entry_layers=[options.cut])
         prompt_tokens, rates = asyncio.run(measure(model, mesh, options))
-    ratios = [ours / theirs for ours, theirs in rates]
     figures = {
         "prompt_tokens": prompt_tokens,
         "chunk_tokens": options.chunk_tokens,
         "exact": options.exact,
-        "tokens_per_s": round(statistics.median(ours for ours, _ in rates), 1),
-        "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in rates), 1),
-        "ratio": round(statistics.median(ratios), 3),
-        "ratio_min": round(min(ratios), 3),
-        "ratio_max": round(max(ratios), 3),
+        **ratio_figures(rates),
         "target": TARGET,
     }
     print(json.dumps({"benchmark": "long_prompt", **figures}))

@@ -24,7 +24,7 @@ from long_prompt import long_prompt
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.model_source import resolve_model
-from peers import PROMPT, Stream, chat_body, stream_chat, whole_model_server
+from peers import PROMPT, Stream, chat_body, ratio_figures, stream_chat, whole_model_server
 
 CONTEXT_TOKENS = 2048
 TARGET = 1.1
@@ -62,11 +62,7 @@ async def measure(mesh: Mesh, peer_url: str, options: argparse.Namespace) -> dic
             waited = [await first_token_beside_a_long_prompt(http, url, model, number) for url in (mesh.url, peer_url)]
             beside.append((waited[0], waited[1]))
     return {
-        "tokens_per_s": round(statistics.median(ours for ours, _ in pairs), 1),
-        "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in pairs), 1),
-        "ratio": round(statistics.median(ours / theirs for ours, theirs in pairs), 3),
-        "ratio_min": round(min(ours / theirs for ours, theirs in pairs), 3),
-        "ratio_max": round(max(ours / theirs for ours, theirs in pairs), 3),
+        **ratio_figures(pairs),
         "first_token_beside_long_prompt_s": round(statistics.median(ours.first_s for ours, _ in beside), 3),
         "peer_first_token_beside_long_prompt_s": round(statistics.median(theirs.first_s for _, theirs in beside), 3),
         "step_beside_long_prompt_s": round(statistics.median(1 / ours.decode_tokens_per_s for ours, _ in beside), 4),

@@ -2,6 +2,7 @@
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -91,6 +92,18 @@ def whole_model_server(model: Path, *, threads: int, slots: int, context_tokens:
         finally:
             process.stdin.close()
             process.terminate()
+
+
+def ratio_figures(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """What rounds of (our, the peer's) tokens per second come to: medians, and the ratio with its extremes."""
+    ratios = [ours / theirs for ours, theirs in pairs]
+    return {
+        "tokens_per_s": round(statistics.median(ours for ours, _ in pairs), 1),
+        "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in pairs), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "ratio_min": round(min(ratios), 3),
+        "ratio_max": round(max(ratios), 3),
+    }
 
 
 async def stream_chat(http: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> Stream:

@@ -9,7 +9,6 @@ the same two cores, the same cut. Both sides run in turn, round by round.
 import argparse
 import asyncio
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from many_streams import CONTEXT_TOKENS, run_round
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.model_source import resolve_model
+from peers import ratio_figures
 from rpc_peer import rpc_split_server
 
 TARGETS = {"one": 1.3, "many": 2.0}
@@ -63,15 +63,10 @@ def main() -> None:
         mesh.wait_node("second", entry_layers=[options.cut])
         pairs = asyncio.run(measure(mesh.url, peer_url, options))
     for name, figures in pairs.items():
-        ratios = [ours / theirs for ours, theirs in figures]
         line = {
             "benchmark": "rpc_split",
             "streams": 1 if name == "one" else options.streams,
-            "tokens_per_s": round(statistics.median(ours for ours, _ in figures), 1),
-            "peer_tokens_per_s": round(statistics.median(theirs for _, theirs in figures), 1),
-            "ratio": round(statistics.median(ratios), 3),
-            "ratio_min": round(min(ratios), 3),
-            "ratio_max": round(max(ratios), 3),
+            **ratio_figures(figures),
             "target": TARGETS[name],
         }
         print(json.dumps(line))
