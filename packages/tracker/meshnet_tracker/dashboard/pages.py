@@ -19,6 +19,8 @@ from meshnet_tracker.errors import BodyTooLargeError
 
 LOGIN_BYTES_MAX = 4096
 SEE_OTHER = 303
+WRONG_KEY_NOTICE = "failed"
+"""An element of the login page; the page shows it when the address names it."""
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -55,9 +57,8 @@ def add_pages(app: FastAPI, access: Access) -> None:
 
 def _add_login(app: FastAPI, access: Access) -> None:
     @app.get(LOGIN_PATH, include_in_schema=False)
-    async def login_page(failed: str | None = None) -> Response:
-        name = "login.html" if failed is None else "login-failed.html"
-        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
+    async def login_page() -> Response:
+        return FileResponse(STATIC / "login.html", headers=LOGIN_HEADERS)
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
@@ -69,7 +70,7 @@ def _add_login(app: FastAPI, access: Access) -> None:
         key = parse_qs(body).get(b"key", [b""])[0].strip()
         cookie = access.log_in(key, time.time())
         if cookie is None:
-            return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+            return RedirectResponse(f"{LOGIN_PATH}#{WRONG_KEY_NOTICE}", SEE_OTHER)
         response = RedirectResponse("/", SEE_OTHER)
         # Not for scripts, and never sent along when another site's page asks.
         response.set_cookie(
