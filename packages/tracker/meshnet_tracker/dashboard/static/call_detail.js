@@ -25,7 +25,7 @@ export function CallDetail({ id, live }) {
 }
 
 const Trouble = ({ error }) => error && html`<p class="trouble"><strong>${error.status}${error.code && ` ${error.code}`}</strong>${error.param && html` at <code>${error.param}</code>`}
-  ${error.message ?? "What the client was told may quote what it sent, and is not kept."}</p>`;
+  <br />${error.message ?? "What the client was told may quote what it sent, and is not kept."}</p>`;
 
 const Facts = ({ call }) => html`<dl class="facts">
   ${Object.entries({

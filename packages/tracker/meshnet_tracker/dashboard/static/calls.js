@@ -8,6 +8,8 @@ import { Badge, Hint, Panel, RouteChips, Scroller } from "./pieces.js";
 const MODES = ["scout", "exploit", "pinned", "greedy-fallback"];
 const OUTCOMES = ["running", "completed", "degenerate", "node_fault", "timeout", "overload", "client_gone", "client_error", "shutdown"];
 const ROWS_MAX = 200;
+const ROWS_OF_A_PHONE_MAX = 50;
+const phone = matchMedia("(max-width: 640px)");
 
 export const outcomeOf = (call) => call.outcome ?? call.state;
 
@@ -20,11 +22,11 @@ export function Calls({ selectedId }) {
   const selected = selectedId && calls.find((call) => call.id === selectedId);
   const state = frozen ? "paused" : isLive ? "live" : "reconnecting";
   return html`<h1 class="visually-hidden">Call wall</h1><div class="wall ${selectedId ? "with-detail" : ""}">
-    <${Panel} id="calls" title="Call wall" aside=${html`<span class="live" data-state=${state} role="status">${state}</span>`}>
+    <${Panel} id="call-wall" title="Call wall" aside=${html`<span class="live" data-state=${state} role="status">${state}</span>`}>
       <${Filter} filter=${filter} setFilter=${setFilter} isPaused=${frozen != null} togglePause=${() => setFrozen(frozen ? null : calls)} count=${shown.length} />
       ${isLoaded && !calls.length && html`<${Hint} title="No call yet">Ask something on the <a href="#chat">chat page</a>, with <code>meshnet chat</code>, or with any OpenAI client at <code>${location.origin}/v1</code>.</${Hint}>`}
       ${calls.length > 0 && !shown.length && html`<${Hint} title="No call matches">Loosen the filter above.</${Hint}>`}
-      ${shown.length > 0 && html`<${CallTable} calls=${shown.slice(0, ROWS_MAX)} selectedId=${selectedId} />`}
+      ${shown.length > 0 && html`<${CallTable} calls=${shown.slice(0, phone.matches ? ROWS_OF_A_PHONE_MAX : ROWS_MAX)} selectedId=${selectedId} />`}
     </${Panel}>
     ${selectedId && html`<${CallDetail} key=${selectedId} id=${selectedId} live=${selected} />`}</div>`;
 }
@@ -66,7 +68,7 @@ function drawRow(call, isSelected) {
   return html`<tr class=${isSelected ? "selected" : ""} onClick=${open} data-call=${call.id}>
     <th scope="row"><a href="#calls/${call.id}" aria-label="Call at ${timeOfDay(call.at)}, details" aria-current=${isSelected ? "true" : undefined}>${timeOfDay(call.at)}</a></th>
     <td class="of-model">${modelName(call.model)}</td>
-    <td class="wide-if-narrow">${call.signature ? html`<${RouteChips} hops=${hopsOfSignature(call.signature)} />` : html`<span class="muted">no route</span>`}</td>
+    <td class="full">${call.signature ? html`<${RouteChips} hops=${hopsOfSignature(call.signature)} />` : html`<span class="muted">no route</span>`}</td>
     <td class="mode">${call.mode ? html`<${Badge} kind=${call.mode} />` : UNKNOWN} <small>${call.reason !== call.mode ? call.reason : ""}</small></td>
     <td class="state"><${Badge} kind=${outcomeOf(call).replace("_", " ")} /> <small>${errorName(call.error)}</small></td>
     <td class="num" data-label="tokens">${call.completion_tokens ?? UNKNOWN}${call.choice_count > 1 && html`<small> in ${call.choice_count}</small>`}</td>

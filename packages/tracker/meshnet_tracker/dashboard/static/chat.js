@@ -19,7 +19,7 @@ export function Chat() {
   const send = (question) => ask(question, { model: model.model, route: arm?.hops.map((hop) => hop.node_id) });
 
   return html`<h1 class="visually-hidden">Chat</h1><${Failure} message=${error} />
-    <${Panel} id="chat" title="Chat" aside=${turns.length > 0 && !isBusy && html`<button onClick=${startAnew}>New chat</button>`}>
+    <${Panel} id="chat-panel" title="Chat" aside=${turns.length > 0 && !isBusy && html`<button onClick=${startAnew}>New chat</button>`}>
       ${data && !model && html`<${Hint} title="Nobody to talk to yet">No model is served. Start a node: <code>meshnet node --model smollm2 --tracker ${location.origin}</code></${Hint}>`}
       ${model && html`<div class="filter">
         <label>model <select value=${model.model} onChange=${(event) => (setModelKey(event.target.value), setPin(""))}>${models.map((one) => html`<option value=${one.model}>${modelName(one.model)}</option>`)}</select></label>

@@ -60,5 +60,5 @@ function ArmRow({ arm, why, history }) {
     <td class="num muted" data-label="prior">${number(arm.prior_tps)}</td>
     <td class="num muted" data-label="last sample">${duration(arm.last_sample_age_s)}</td>
     <td data-label="history"><${Sparkline} values=${speeds} label="last ${speeds.length} samples, the latest ${number(last)} tokens per second" /></td>
-    <td class="wide" data-label="time per step"><${StepBar} hops=${history?.hops ?? []} /></td></tr>`;
+    <td class="full" data-label="time per step"><${StepBar} hops=${history?.hops ?? []} /></td></tr>`;
 }
