@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
 from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, assert_never
+from typing import assert_never
 
 import structlog
 import uvicorn
@@ -55,10 +55,8 @@ from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings, is_loopback
+from meshnet_tracker.spans import writer_from_environment
 from meshnet_tracker.ticket_office import TicketOffice
-
-if TYPE_CHECKING:
-    from meshnet_tracker.store.call_store import CallStore
 
 SHUTDOWN_S_MAX = 8
 """For what must still be said when the time of running chats is over."""
@@ -76,7 +74,7 @@ class TrackerServer:
     ) -> None:
         self.settings = settings
         self._is_stopping = False
-        self._call_store: CallStore | None = None
+        self._call_takers: list[Callable[[CallRecord], None]] = []
         if settings.database is not None:
             _store().prepare(settings.database)
         self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
@@ -117,7 +115,7 @@ class TrackerServer:
             stats=self.stats,
             events=self.events,
             running_tokens=self.proxy.running_tokens,
-            on_call_finished=self._store_call,
+            on_call_finished=self._hand_on_call,
         )
         rest = FastAPI(
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
@@ -181,7 +179,12 @@ class TrackerServer:
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         tls = self.settings.client_tls
-        async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
+        async with (
+            self._open_call_store(),
+            self._open_spans(),
+            open_session(tls) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             self.proxy.session = self.probe.session = session
             loops = (self._tick_forever(), self._sample_forever(), self.prober.run(session))
             companions = [tasks.create_task(loop) for loop in loops]
@@ -196,13 +199,27 @@ class TrackerServer:
             yield
             return
         async with _store().open_call_store(self.settings.database) as store:
-            self._call_store = store
+            self._call_takers.append(store.put_nowait)
             self.observers.calls.restore(await store.latest(CALLS_KEPT_MAX))
             yield
 
-    def _store_call(self, call: CallRecord) -> None:
-        if self._call_store is not None:
-            self._call_store.put_nowait(call)
+    @asynccontextmanager
+    async def _open_spans(self) -> AsyncIterator[None]:
+        """Finished calls become spans, where the environment names a collector."""
+        writer = writer_from_environment()
+        if writer is None:
+            yield
+            return
+        self._call_takers.append(writer.put_nowait)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(writer.flush_forever())
+            yield
+            writing.cancel()
+        await writer.close()
+
+    def _hand_on_call(self, call: CallRecord) -> None:
+        for take in self._call_takers:
+            take(call)
 
     def begin_to_stop(self) -> None:
         """From here on nobody is let in, heartbeats included: silence says nothing about a node any more."""

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
@@ -19,6 +19,10 @@ from meshnet_tracker.errors import BodyTooLargeError
 
 LOGIN_BYTES_MAX = 4096
 SEE_OTHER = 303
+NOTICE_PLACE = "<!-- notice -->"
+WRONG_KEY = (
+    '<p class="failure" role="alert">That is not the tracker\'s admin key. Copy it again, without spaces around it.</p>'
+)
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -54,10 +58,11 @@ def add_pages(app: FastAPI, access: Access) -> None:
 
 
 def _add_login(app: FastAPI, access: Access) -> None:
+    page = (STATIC / "login.html").read_text()
+
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def login_page(failed: str | None = None) -> Response:
-        name = "login.html" if failed is None else "login-failed.html"
-        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
+        return HTMLResponse(page.replace(NOTICE_PLACE, "" if failed is None else WRONG_KEY), headers=LOGIN_HEADERS)
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
