@@ -14,6 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from meshnet_tracker.access import Access, Role
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
@@ -42,6 +43,7 @@ class TrackerParts(Protocol):
     router: Router
     events: EventLog
     observers: Observers
+    texts: CallTexts | None
     access: Access
     node_auth: NodeAuth
     tickets: TicketOffice
@@ -58,7 +60,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
     add_store_endpoints(app, parts.settings.store)
-    add_pages(app, parts.access)
+    add_pages(app, parts.access, shows_texts=parts.texts is not None)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:

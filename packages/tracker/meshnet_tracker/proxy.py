@@ -40,6 +40,7 @@ from meshnet_tracker.asgi import (
 )
 from meshnet_tracker.attempt_watch import AttemptWatch
 from meshnet_tracker.body_reader import BodyReader
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.chat import Chat, outcome_of
 from meshnet_tracker.chat_reply import ChatReply, StreamedReply, WholeReply
 from meshnet_tracker.errors import (
@@ -78,7 +79,7 @@ class ChatProxy:
     """Both endpoints that answer with the model's words.
 
     ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
-    ``add_ticket`` puts the tracker's signature to a plan.
+    ``add_ticket`` puts the tracker's signature to a plan. ``texts`` is told what is said, if anybody wants it kept.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class ChatProxy:
         comment_period_s: float,
         token_timeout_s: float,
         chat_timeout_s: float,
+        texts: CallTexts | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -105,6 +107,7 @@ class ChatProxy:
         self._comment_period_s = comment_period_s
         self._token_timeout_s = token_timeout_s
         self._chat_timeout_s = chat_timeout_s
+        self._texts = texts
         self._clock = clock
         self._wall_clock = wall_clock
         self._running: dict[int, tuple[RouteDecision, AttemptWatch]] = {}
@@ -213,6 +216,8 @@ class ChatProxy:
         """Parse the request and find its model. Raises ClientError."""
         call = parse_request(body, chat.dialect, seed_rng=self._seed_rng)
         chat.understand(call, self._router.resolve_model(call.model))
+        if self._texts is not None:
+            self._texts.begin(chat.request_id, call.head_request)
         card = chat.understood[1].card
         shape = shape_of(chat.dialect)
         identity = ReplyIdentity(
@@ -291,6 +296,8 @@ class ChatProxy:
                 added, is_alive = chat.take(event, arrived_at)
                 if is_alive:
                     watch.note_life()
+                if self._texts is not None:
+                    self._texts.add(chat.request_id, added)
                 for choice in added:
                     await reply.write(choice)
                 chat.client_wait_s += self._clock() - arrived_at

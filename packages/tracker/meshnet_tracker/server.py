@@ -27,6 +27,7 @@ from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.blame import Blame
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
@@ -101,6 +102,7 @@ class TrackerServer:
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
+        self.texts = CallTexts() if settings.show_texts else None
         self.proxy = ChatProxy(
             router=self.router,
             events=self.events,
@@ -110,6 +112,7 @@ class TrackerServer:
             comment_period_s=settings.comment_period_s,
             token_timeout_s=settings.token_timeout_s,
             chat_timeout_s=settings.chat_timeout_s,
+            texts=self.texts,
         )
         self.observers = Observers(
             fleet=self.fleet,
@@ -325,6 +328,8 @@ def run_tracker(
         _log.info("tracker listening", url=url, tracker_key=tracker.tickets.public_key)
         if settings.is_open and not is_loopback(settings.host):
             _log.warning("open to everybody who can reach this machine: no keys, any node may join")
+        if settings.show_texts:
+            _log.warning("prompts and answers of the latest calls are shown to whoever may see the dashboard")
         if on_listening is not None:
             on_listening(url)
         make_http_server(tracker).run(sockets=[listener])

@@ -81,6 +81,8 @@ class TrackerSettings:
     """What nodes' certificates are checked with; None: as the system does."""
     is_open: bool = False
     """The owner wants no keys although others can reach the tracker."""
+    show_texts: bool = False
+    """Whether prompts and answers of the latest calls are kept in memory and shown to the owner."""
     checks_reachability: bool = True
     """Whether a node must answer at its address before it is registered. Tests of other things go without."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
@@ -43,12 +44,18 @@ class _Assets(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, access: Access) -> None:
+def add_pages(app: FastAPI, access: Access, *, shows_texts: bool) -> None:
     _add_login(app, access)
+    facts = msgspec.json.encode({"has_login": access.is_guarded, "shows_texts": shows_texts})
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
         return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
+
+    @app.get("/v1/dashboard", include_in_schema=False)
+    async def page_facts() -> Response:
+        """What the pages must know of themselves."""
+        return Response(facts, media_type="application/json")
 
     app.mount("/ui", _Assets(directory=STATIC))
 

@@ -3,6 +3,7 @@ import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { Calls } from "./calls.js";
 import { Chat } from "./chat.js";
 import { Overview } from "./overview.js";
+import { PageFacts } from "./page_facts.js";
 import { ThemeButton } from "./theme.js";
 
 // An address names a page, or a panel of the overview such as #routing.
@@ -41,7 +42,7 @@ function App() {
   useEffect(() => void (document.title = `${PAGES[page]} · meshnet`), [page]);
   const link = (name) => html`<a href="#${name}" aria-current=${page === name ? "page" : undefined}>${PAGES[name]}</a>`;
   return html`<header class="bar"><a class="brand" href="#overview"><img src="/ui/icon.svg" alt="" width="22" height="22" />meshnet</a>
-      <nav aria-label="Pages">${Object.keys(PAGES).map(link)}</nav><a class="bar-link" href="#routing">Routing</a><${ThemeButton} /></header>
+      <nav aria-label="Pages">${Object.keys(PAGES).map(link)}</nav><a class="bar-link" href="#routing">Routing</a><${PageFacts} /><${ThemeButton} /></header>
     <main id="main">${page === "overview" ? html`<${Overview} />` : page === "calls" ? html`<${Calls} selectedId=${detail} />` : html`<${Chat} />`}</main>`;
 }
 
