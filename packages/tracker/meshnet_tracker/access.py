@@ -116,6 +116,10 @@ class Access:
         return any(hmac.compare_digest(_seal(key, ends_at).encode(), seal.encode()) for key in self._admin_keys)
 
 
+def shows_a_key(headers: Mapping[bytes, bytes]) -> bool:
+    return bool(_bearer_of(headers))
+
+
 def client_name(headers: Mapping[bytes, bytes]) -> str:
     """Tells one key's calls from another's and gives the key not away; empty without a key."""
     key = _bearer_of(headers)

@@ -19,6 +19,7 @@ from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
 from meshnet_tracker.fleet import Fleet, FleetEvent, ServedModel
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.model_store import add_store_endpoints
 from meshnet_tracker.node_api import add_node_endpoints
 from meshnet_tracker.node_auth import NodeAuth
@@ -45,6 +46,7 @@ class TrackerParts(Protocol):
     observers: Observers
     texts: CallTexts | None
     access: Access
+    guesses: Guesses
     node_auth: NodeAuth
     tickets: TicketOffice
     probe: NodeProbe
@@ -60,7 +62,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
     add_store_endpoints(app, parts.settings.store)
-    add_pages(app, parts.access, shows_texts=parts.texts is not None)
+    add_pages(app, parts.access, parts.guesses, shows_texts=parts.texts is not None)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:

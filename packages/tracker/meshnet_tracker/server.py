@@ -42,6 +42,7 @@ from meshnet_tracker.fleet import (
     Tick,
     TopologyChanged,
 )
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
 from meshnet_tracker.node_auth import JoinRule, NodeAuth
@@ -81,6 +82,9 @@ class TrackerServer:
         if settings.database is not None:
             _store().prepare(settings.database)
         self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
+        self.guesses = Guesses(
+            lambda address: _log.warning("somebody tries one wrong key after the other", address=address)
+        )
         self.node_auth = NodeAuth(
             boot=secrets.token_hex(16), join=JoinRule(settings.join_tokens, settings.allowed_wallets)
         )
@@ -130,6 +134,7 @@ class TrackerServer:
             chat=self.proxy,
             rest=rest,
             access=self.access,
+            guesses=self.guesses,
             check_reader=lambda headers, asked: self.node_auth.check_reader(headers, asked=asked, now=time.time()),
             allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
         )
@@ -328,6 +333,8 @@ def run_tracker(
         _log.info("tracker listening", url=url, tracker_key=tracker.tickets.public_key)
         if settings.is_open and not is_loopback(settings.host):
             _log.warning("open to everybody who can reach this machine: no keys, any node may join")
+        if settings.has_short_keys:
+            _log.warning("a key or join token is short, and can be guessed: use 16 random characters or more")
         if settings.show_texts:
             _log.warning("prompts and answers of the latest calls are shown to whoever may see the dashboard")
         if on_listening is not None:

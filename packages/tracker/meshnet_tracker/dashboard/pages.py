@@ -16,10 +16,12 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
+from meshnet_tracker.asgi import client_address
 from meshnet_tracker.errors import BodyTooLargeError
+from meshnet_tracker.guesses import Guesses
 
 LOGIN_BYTES_MAX = 4096
-SEE_OTHER = 303
+SEE_OTHER, TOO_MANY_REQUESTS = 303, 429
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -44,8 +46,8 @@ class _Assets(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, access: Access, *, shows_texts: bool) -> None:
-    _add_login(app, access)
+def add_pages(app: FastAPI, access: Access, guesses: Guesses, *, shows_texts: bool) -> None:
+    _add_login(app, access, guesses)
     facts = msgspec.json.encode({"has_login": access.is_guarded, "shows_texts": shows_texts})
 
     @app.get("/", include_in_schema=False)
@@ -60,7 +62,7 @@ def add_pages(app: FastAPI, access: Access, *, shows_texts: bool) -> None:
     app.mount("/ui", _Assets(directory=STATIC))
 
 
-def _add_login(app: FastAPI, access: Access) -> None:
+def _add_login(app: FastAPI, access: Access, guesses: Guesses) -> None:
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def login_page(failed: str | None = None) -> Response:
         name = "login.html" if failed is None else "login-failed.html"
@@ -76,7 +78,8 @@ def _add_login(app: FastAPI, access: Access) -> None:
         key = parse_qs(body).get(b"key", [b""])[0].strip()
         cookie = access.log_in(key, time.time())
         if cookie is None:
-            return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+            wait_s = guesses.note(client_address(request.scope), time.monotonic())
+            return _login_failed(wait_s)
         response = RedirectResponse("/", SEE_OTHER)
         # Not for scripts, and never sent along when another site's page asks.
         response.set_cookie(
@@ -89,6 +92,13 @@ def _add_login(app: FastAPI, access: Access) -> None:
         response = RedirectResponse(LOGIN_PATH, SEE_OTHER)
         response.delete_cookie(LOGIN_COOKIE, httponly=True, samesite="strict")
         return response
+
+
+def _login_failed(wait_s: int | None) -> Response:
+    if wait_s is None:
+        return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+    headers = LOGIN_HEADERS | {"retry-after": str(wait_s)}
+    return FileResponse(STATIC / "login-too-many.html", TOO_MANY_REQUESTS, headers)
 
 
 def _is_encrypted(request: Request) -> bool:
