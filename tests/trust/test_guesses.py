@@ -50,7 +50,7 @@ async def test_guesses_at_api_keys_end_in_a_429_and_a_right_key_from_there_still
     async with running_tracker(**GUARDED) as tracker, running_head() as head:
         tracker.register("whole", "0-39", url=head.url)
         answers = [await ask(tracker, "/v1/models", f"sk-guess-{number:04}") for number in range(GUESSES_MAX + 2)]
-        status, body, headers = answers[-1]
+        _, body, headers = answers[-1]
         other, _, _ = await ask(tracker, "/v1/overview", "sk-guess-again")
         right = [(await ask(tracker, "/v1/models", key))[0] for key in (CLIENT_KEY, ADMIN_KEY)]
         chat, _, _ = await ask(tracker, "/v1/chat/completions", CLIENT_KEY, method="POST")
