@@ -27,10 +27,10 @@ from meshnet_protocol.proofs import SIGNATURE_HEADER
 LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
 LOGIN_COOKIE = "meshnet_login"
 LOGIN_S = 12 * 3600
-OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health")
+OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health(/ready)?")
 MEMBER_PATH = re.compile(r"/v1/nodes|/v1/nodes/(suggest|pass)|/v1/store(/.*)?")
 NODE_PATHS = frozenset(f"/v1/nodes/{verb}" for verb in ("greeting", "register", "heartbeat", "leave"))
-_PUBLIC_PATH = re.compile(r"/health|/login|/logout|/ui(/.*)?")
+_PUBLIC_PATH = re.compile(r"/health(/ready)?|/login|/logout|/ui(/.*)?")
 
 
 class Surface(StrEnum):

@@ -15,6 +15,7 @@ from meshnet_tracker.fleet import Fleet
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object
 from meshnet_tracker.overview import overview
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 
@@ -27,6 +28,7 @@ class ObservedParts(Protocol):
     fleet: Fleet
     stats: RouteStatsStore
     router: Router
+    readiness: Readiness
     observers: Observers
     texts: CallTexts | None
 
@@ -47,7 +49,8 @@ def add_observer_endpoints(app: FastAPI, parts: ObservedParts) -> None:
 
     @app.get("/v1/overview")
     async def get_overview() -> Response:
-        return _json(overview(parts.fleet, parts.router, parts.stats, parts.observers.pulse, time.monotonic()))
+        pulse = parts.observers.pulse
+        return _json(overview(parts.fleet, parts.router, parts.stats, parts.readiness, pulse, time.monotonic()))
 
     @app.get("/v1/routing/history")
     async def routing_history() -> Response:

@@ -79,7 +79,8 @@ class ChatProxy:
     """Both endpoints that answer with the model's words.
 
     ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
-    ``add_ticket`` puts the tracker's signature to a plan. ``texts`` is told what is said, if anybody wants it kept.
+    ``served`` is told of every route that brought tokens. ``add_ticket`` puts the tracker's signature to a plan.
+    ``texts`` is told what is said, if anybody wants it kept.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class ChatProxy:
         router: Router,
         events: EventLog,
         blame: Callable[[Route, AttemptFailedError], tuple[NodeId, ...]],
+        served: Callable[[Route], None],
         add_ticket: Callable[[RoutePlan, HeadRequest], RoutePlan],
         seed_rng: Random,
         comment_period_s: float,
@@ -102,6 +104,7 @@ class ChatProxy:
         self._router = router
         self._events = events
         self._blame = blame
+        self._served = served
         self._add_ticket = add_ticket
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
@@ -333,7 +336,9 @@ class ChatProxy:
         return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
-        """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
+        """That the route works; and at most one sample per chat: of the attempt that ran from start to end."""
+        if chat.usage.completion_tokens:
+            self._served(decision.route)
         if chat.tells_of_its_route and chat.run_s is not None:
             chat.is_sampled = self._router.observe(
                 decision,

@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
@@ -38,6 +39,7 @@ from meshnet_tracker.fleet import (
     FleetEffect,
     FleetEvent,
     NodeNoted,
+    NodesServed,
     ServedModel,
     Tick,
     TopologyChanged,
@@ -45,6 +47,7 @@ from meshnet_tracker.fleet import (
 from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.live_probe import LiveProbes
 from meshnet_tracker.node_auth import JoinRule, NodeAuth
 from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observers import Observers
@@ -53,6 +56,7 @@ from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.prober import Prober
 from meshnet_tracker.proxy import ChatProxy
 from meshnet_tracker.pulse import SAMPLE_PERIOD_S
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
@@ -90,7 +94,9 @@ class TrackerServer:
         )
         self.tickets = TicketOffice(key or Ed25519PrivateKey.generate())
         self.probe = NodeProbe()
-        self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
+        self.fleet = Fleet(
+            heartbeat_period_s=settings.heartbeat_period_s, believes_newcomers=not settings.probes_models
+        )
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
         self.blame = Blame()
@@ -106,12 +112,23 @@ class TrackerServer:
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
+        self.readiness = Readiness(fleet=self.fleet, links=self.blame.links, candidates=self.router.candidates)
+        self.live_probes = LiveProbes(
+            readiness=self.readiness,
+            router=self.router,
+            events=self.events,
+            served=self._note_served,
+            blame=self._blame_for,
+            add_ticket=self._add_ticket,
+            token_timeout_s=settings.token_timeout_s,
+        )
         self.texts = CallTexts() if settings.show_texts else None
         self.proxy = ChatProxy(
             router=self.router,
             events=self.events,
             blame=self._blame_for,
-            add_ticket=lambda plan, request: self.tickets.issue(plan, request, now=time.time()),
+            served=self._note_served,
+            add_ticket=self._add_ticket,
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
             token_timeout_s=settings.token_timeout_s,
@@ -171,6 +188,7 @@ class TrackerServer:
                 assert_never(effect)
 
     def _follow_up(self, node_id: NodeId, reason: str) -> None:
+        self.live_probes.look()
         match reason:
             case "lost" | "left" | "restarted" | "shard-change" | "settling":
                 self.proxy.cut_off(node_id)
@@ -184,14 +202,23 @@ class TrackerServer:
         suspects, events = self.blame.judge(route, failure, time.monotonic())
         for event in events:
             self.handle(event)
+        self.live_probes.look()
         return tuple(suspects)
+
+    def _note_served(self, route: Route) -> None:
+        self.handle(NodesServed(route.node_ids))
+
+    def _add_ticket(self, plan: RoutePlan, request: HeadRequest) -> RoutePlan:
+        return self.tickets.issue(plan, request, now=time.time())
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         tls = self.settings.client_tls
         async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
             self.proxy.session = self.probe.session = session
-            loops = (self._tick_forever(), self._sample_forever(), self.prober.run(session))
+            loops = [self._tick_forever(), self._sample_forever(), self.prober.run(session)]
+            if self.settings.probes_models:
+                loops.append(self.live_probes.run(session))
             companions = [tasks.create_task(loop) for loop in loops]
             yield
             for companion in companions:

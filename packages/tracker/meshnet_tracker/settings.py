@@ -84,6 +84,8 @@ class TrackerSettings:
     """The owner wants no keys although others can reach the tracker."""
     show_texts: bool = False
     """Whether prompts and answers of the latest calls are kept in memory and shown to the owner."""
+    probes_models: bool = True
+    """Whether a model counts as ready only when a token came over its nodes. Tests of other things believe nodes."""
     checks_reachability: bool = True
     """Whether a node must answer at its address before it is registered. Tests of other things go without."""
 

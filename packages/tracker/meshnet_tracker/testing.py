@@ -280,7 +280,12 @@ class NodeVoice:
 @asynccontextmanager
 async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -> AsyncIterator[RunningTracker]:
     """A tracker on a free loopback port in this process. Nodes need no heartbeats unless the settings say so."""
-    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S, "checks_reachability": False}
+    defaults = {
+        "port": 0,
+        "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S,
+        "checks_reachability": False,
+        "probes_models": False,
+    }
     made = TrackerServer(TrackerSettings(**{**defaults, **settings}), route_rng=route_rng)
     with listen(made.settings) as listener:
         http_server = make_http_server(made)
