@@ -104,6 +104,10 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         body = msgspec.json.encode({"ready": is_ready})
         return Response(body, 200 if is_ready else 503, headers=headers, media_type="application/json")
 
+    # Load balancers and uptime monitors ask this way. The server leaves the body out.
+    for path, endpoint in (("/health", health), ("/v1/models", list_models), ("/v1/models/{model_id:path}", get_model)):
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
+
 
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/routing")
