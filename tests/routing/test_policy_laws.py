@@ -298,6 +298,25 @@ def test_a_client_that_leaves_changes_nothing_but_the_count(policy: str) -> None
     assert after["models"][0]["explanations"] == before["models"][0]["explanations"]
 
 
+@every_policy
+def test_to_look_at_the_table_changes_no_decision(policy: str) -> None:
+    """A dashboard asks every few seconds, and must not use up the trials and first requests that are due."""
+    unseen, seen = whole_mesh(policy, "good", "bad"), whole_mesh(policy, "good", "bad")
+    taken: list[list[str]] = []
+    for mesh in (unseen, seen):
+        names = []
+        for number in range(500):
+            if number == 250:
+                mesh.join("slow", "0-11", 10.0)
+            if mesh is seen:
+                routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+            names += mesh.run({"good": 1.0, "bad": 0.05, "slow": 9.0}, 1, fails=("bad",))
+        taken.append(names)
+    assert taken[0] == taken[1]
+    if policy != "proportional":  # which goes to the fastest, and to one that fails it is the fastest
+        assert taken[0][250:].count("slow") > 0
+
+
 @learns_from_failures
 def test_equal_nodes_are_taken_in_no_fixed_order(policy: str) -> None:
     first = set()
