@@ -176,6 +176,20 @@ def test_an_unproven_node_gets_its_first_request_soon_and_only_one_at_a_time(pol
 
 
 @learns_from_failures
+def test_the_table_says_of_every_arm_why_it_is_taken_or_not(policy: str) -> None:
+    mesh = whole_mesh(policy, "fast", "slow", "bad")
+    mesh.run({"fast": 1.0, "slow": 3.0, "bad": 0.1}, 150, fails=("bad",))
+    mesh.join("new", "0-11", 1.0)
+    (entry,) = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)["models"]
+    reasons = {signature.split("| ")[1].split(".")[0]: e["reason"] for signature, e in entry["explanations"].items()}
+
+    assert reasons["fast"] == "quickest"
+    assert reasons["slow"] == "another route is quicker now"
+    assert "failed lately: only trials for" in reasons["bad"]
+    assert reasons["new"].endswith("waits for its first request")
+
+
+@learns_from_failures
 def test_a_join_leaves_what_is_known_of_others_alone(policy: str) -> None:
     mesh = whole_mesh(policy, "a", "b")
     mesh.run({"a": 1.0, "b": 2.0}, 40)

@@ -47,7 +47,8 @@ BELIEFS_MAX = 20_000
 DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
 OVERDUE_WORTH_TELLING = 1.5
-FIRST_REQUEST, TRIAL, SECOND_LOOK = "unproven", "on trial", "second look"
+FIRST_REQUEST, TRIAL = "first request of a node", "trial of a node that failed"
+SECOND_LOOK = "second look at a node"
 
 
 @dataclass(slots=True)
@@ -371,10 +372,10 @@ class AdaptivePolicy:
         for hop, belief in zip(candidate.route.hops, beliefs, strict=True):
             if belief.distrusted_until > now:
                 return (
-                    f"{hop.node_id} failed too often: on trial for {belief.distrusted_until - now:.0f} s more at most"
+                    f"{hop.node_id} failed lately: only trials for {belief.distrusted_until - now:.0f} s more at most"
                 )
-            if belief.is_unproven and belief.in_flight:
-                return f"{hop.node_id} has its first request on it"
+            if belief.is_unproven:
+                return f"{hop.node_id} {'has' if belief.in_flight else 'waits for'} its first request"
             if hop.node_id in self._overdue and self._overdue[hop.node_id] > OVERDUE_WORTH_TELLING:
                 return f"{hop.node_id} is overdue: {self._overdue[hop.node_id]:.1f} times as slow, it seems"
         return "another route is quicker now"
