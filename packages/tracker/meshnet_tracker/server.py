@@ -135,17 +135,20 @@ class TrackerServer:
             running_tokens=self.proxy.running_tokens,
             on_call_finished=self._hand_on_call,
         )
+        self.app = self._make_app()
+
+    def _make_app(self) -> TrackerApp:
         rest = FastAPI(
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
         )
         add_endpoints(rest, self)
-        self.app = TrackerApp(
+        return TrackerApp(
             chat=self.proxy,
             rest=rest,
             access=self.access,
             guesses=self.guesses,
             check_reader=self._check_reader,
-            allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
+            allowed_hosts=self.settings.allowed_hosts | {socket.gethostname().lower()},
         )
 
     def _check_reader(self, headers: Mapping[str, str], asked: str) -> None:
