@@ -83,7 +83,8 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     async def get_model(model_id: str) -> Response:
         model = parts.router.resolve_model(model_id)
         is_ready = parts.readiness.is_ready(model, time.monotonic())
-        return _json(_model_object(model.card.name, created, is_ready=is_ready))
+        name = model_id if model_id in parts.settings.model_aliases else model.card.name
+        return _json(_model_object(name, created, is_ready=is_ready))
 
     @app.get("/health")
     async def health(request: Request) -> Response:
