@@ -26,6 +26,13 @@ def test_where_a_decode_costs_much_by_itself_a_short_prompt_stays_whole() -> Non
     assert chunk_rows(45, hop_count=2, overhead_rows=100.0, rows_max=128) == 45
 
 
+@pytest.mark.parametrize("row_count", [256, 300, 700, 1531])
+def test_where_attention_is_computed_in_tiles_chunks_of_a_long_prompt_fill_them(row_count: int) -> None:
+    rows = chunk_rows(row_count, hop_count=2, overhead_rows=1.0, rows_max=128, has_tiles=True)
+
+    assert rows % 64 == 0
+
+
 @given(
     row_count=st.integers(1, 5000),
     hop_count=st.integers(1, 6),

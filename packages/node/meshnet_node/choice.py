@@ -134,6 +134,7 @@ class Choice:
             hop_count=self.session.hop_count,
             overhead_rows=self.engine.chunk_overhead_rows,
             rows_max=self.engine.options.chunk_tokens,
+            has_tiles=not self.engine.options.is_exact,
         )
         for start in range(self._held_rows, len(rows), size):
             while pending and (len(pending) == STEPS_IN_FLIGHT_MAX or pending[0][1].is_answered):

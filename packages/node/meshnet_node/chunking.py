@@ -12,15 +12,21 @@ from math import ceil, sqrt
 
 CHUNK_ROWS_MIN = 16
 """Smaller ones gain nothing: kernels work on blocks of this size, and each chunk is a message on every link."""
+TILE_ROWS = 64
+"""llama.cpp computes attention over an F16 cache in tiles of so many rows, and what is left over row by row."""
+LONG_PROMPT_ROWS = 4 * TILE_ROWS
+"""From here on attention costs enough for tiles to pay."""
 
 
-def chunk_rows(row_count: int, *, hop_count: int, overhead_rows: float, rows_max: int) -> int:
-    """Rows of each chunk but the last, at most ``rows_max``; chunks of a prompt are equally large, give or take one.
+def chunk_rows(row_count: int, *, hop_count: int, overhead_rows: float, rows_max: int, has_tiles: bool = False) -> int:
+    """Rows of each chunk but the last, at most ``rows_max``; without tiles they are about equally large.
 
-    ``overhead_rows`` is a decode's own cost, in rows.
+    ``overhead_rows`` is a decode's own cost, in rows. ``has_tiles``: attention is computed in tiles where it can be.
     """
     best = rows_max
     if hop_count > 1:
         best = round(sqrt(row_count * overhead_rows / (hop_count - 1)))
-    best = min(max(best, CHUNK_ROWS_MIN), rows_max)
-    return ceil(row_count / ceil(row_count / best))
+    if has_tiles and row_count >= LONG_PROMPT_ROWS:
+        return min(TILE_ROWS * max(round(best / TILE_ROWS), 1), rows_max)
+    chunk_count = max(round(row_count / max(best, CHUNK_ROWS_MIN)), ceil(row_count / rows_max))
+    return ceil(row_count / chunk_count)

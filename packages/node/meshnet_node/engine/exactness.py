@@ -34,7 +34,7 @@ def prove(generation: Generation, options: EngineOptions) -> Exactness:
     """
     description = describe(generation.segments[0], options)
     class_id = hashlib.blake2b(description.encode(), digest_size=_CLASS_BYTES).hexdigest()
-    is_exact = None if options.exact == "off" else _passes(generation.segments, options)
+    is_exact = _passes(generation.segments, options) if options.is_exact else None
     if options.exact == "on" and not is_exact:
         raise NotExactError(description)
     return Exactness(mode=options.exact, is_exact=is_exact, class_id=class_id, description=description)

@@ -36,6 +36,11 @@ class EngineOptions:
     """An honest slow-down: the engine sleeps this long per layer in every decode."""
 
     @property
+    def is_exact(self) -> bool:
+        """False: exactness was given up for an F16 cache."""
+        return self.exact != "off"
+
+    @property
     def rows_max(self) -> int:
         return max(self.chunk_tokens, self.slots)
 
@@ -106,6 +111,6 @@ def _load_segment(model: ModelFile, piece: LayerRange, options: EngineOptions) -
         rows_max=options.rows_max,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
-        is_exact=options.exact != "off",
+        is_exact=options.is_exact,
     )
     return Segment(cached_slice(model, piece, options.cache_dir), shape, settings)
