@@ -14,8 +14,9 @@ from meshnet_node import link
 from meshnet_node.engine.api import Engine
 from meshnet_node.engine.loop import AnswerWanted
 from meshnet_node.link import LINK_PATH
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.relay import greeting_of
-from meshnet_protocol.frames import OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
+from meshnet_protocol.frames import Greeting, OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import PlannedHop, Sampling
 from node.engine_helpers import options
@@ -102,8 +103,13 @@ async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
         plan = msgspec.structs.replace(route.plan(), token_timeout_s=0.1)
         tail = route.nodes[1]
         async with route.http.ws_connect(tail.identity.url + LINK_PATH) as socket:
-            await socket.send_bytes(encode_frame(greeting_of(route.nodes[0].identity.node_id, engines[0])))
-            await socket.receive(timeout=5)  # the other end's greeting
+            head = LinkIdentity(
+                greeting_of(route.nodes[0].identity.node_id, engines[0]), route.nodes[0].identity.wallet
+            )
+            await socket.send_bytes(encode_frame(mine := head.greet()))
+            theirs, _ = decode_frame((await socket.receive(timeout=5)).data)
+            assert isinstance(theirs, Greeting)
+            await socket.send_bytes(encode_frame(head.prove(mine, theirs)))
             await socket.send_bytes(encode_frame(OpenSession(plan=plan, hop_index=1, sampling=Sampling())))
             async with asyncio.timeout(5):
                 opened, _ = decode_frame((await socket.receive()).data)
