@@ -83,7 +83,8 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     async def get_model(model_id: str) -> Response:
         model = parts.router.resolve_model(model_id)
         is_ready = parts.readiness.is_ready(model, time.monotonic())
-        return _json(_model_object(model.card.name, created, is_ready=is_ready))
+        name = model_id if model_id in parts.settings.model_aliases else model.card.name
+        return _json(_model_object(name, created, is_ready=is_ready))
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -103,6 +104,10 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         headers = {} if is_ready else {"retry-after": str(READY_RETRY_S)}
         body = msgspec.json.encode({"ready": is_ready})
         return Response(body, 200 if is_ready else 503, headers=headers, media_type="application/json")
+
+    # Load balancers and uptime monitors ask this way. The server leaves the body out.
+    for path, endpoint in (("/health", health), ("/v1/models", list_models), ("/v1/models/{model_id:path}", get_model)):
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:

@@ -54,9 +54,9 @@ def add_observer_endpoints(app: FastAPI, parts: ObservedParts) -> None:
 
     @app.get("/v1/routing/history")
     async def routing_history() -> Response:
-        """Per candidate arm: its last samples, and where a step's time goes on each hop."""
-        models = [model for model in parts.fleet.models() if model.nodes]
-        signatures = [arm.signature for model in models for arm in parts.router.candidates(model)]
+        """Per arm of the routing table: its last samples, and where a step's time goes on each hop."""
+        models, now = [model for model in parts.fleet.models() if model.nodes], time.monotonic()
+        signatures = [arm.signature for model in models for arm in parts.router.listed(model, now)]
         return _json({"arms": {signature: parts.observers.arms.arm(signature) for signature in signatures}})
 
     @app.get("/metrics", include_in_schema=False)

@@ -33,6 +33,7 @@ from meshnet_tracker.errors import (
 )
 
 RETRY_AFTER_S = 1
+MESSAGE_CHARS_MAX = 300
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
@@ -90,6 +91,17 @@ def to_http(error: Exception) -> HttpError:
                 {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, MeshError) else {},
             )
     return HttpError(500, error_object("The tracker failed to handle this request.", kind=_SERVER))
+
+
+def public_part(error: Exception, told: HttpError) -> dict[str, Any]:
+    """What of an error those may read who did not ask: where what a client sent may be quoted, no message."""
+    quotes_nobody = isinstance(error, MeshError | UnknownModelError | InvalidRouteError | BodyTooLargeError)
+    return {
+        "status": told.status,
+        "code": told.error["code"],
+        "param": told.error["param"],
+        "message": told.error["message"][:MESSAGE_CHARS_MAX] if quotes_nobody else None,
+    }
 
 
 def unknown_path(path: str) -> HttpError:

@@ -55,7 +55,7 @@ from meshnet_tracker.errors import (
 )
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.head_client import open_chat
-from meshnet_tracker.openai_errors import to_http
+from meshnet_tracker.openai_errors import public_part, to_http
 from meshnet_tracker.openai_schema import Dialect, parse_request
 from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
@@ -179,7 +179,7 @@ class ChatProxy:
 
     def running_tokens(self) -> int:
         """Tokens drawn so far by the chats that run now."""
-        return sum(chat.drawn_tokens for chat in self._chats.values())
+        return sum(chat.usage.completion_tokens for chat in self._chats.values())
 
     def cut_off(self, node_id: NodeId) -> None:
         """The node is gone: end the attempts that wait for it, however silently it went."""
@@ -371,7 +371,9 @@ class ChatProxy:
             chat.culprit = error.culprit
         if not isinstance(error, TrackerError):
             _log.error("chat failed by a bug of the tracker", request_id=chat.request_id, exc_info=error)
-        await reply.fail(to_http(error), _route_header(chat))
+        told = to_http(error)
+        chat.error = public_part(error, told)
+        await reply.fail(told, _route_header(chat))
 
 
 async def _raise_when_gone(receive: Receive) -> None:

@@ -30,6 +30,7 @@ from meshnet_tracker.candidates import (
     CandidateCache,
     explain_no_route,
     find_chain,
+    prior_tps,
 )
 from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, UnknownModelError
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
@@ -46,10 +47,12 @@ from meshnet_tracker.routing_stats import (
     RoutingConfig,
     best_prior,
 )
-from meshnet_tracker.traffic import TrafficShares
+from meshnet_tracker.traffic import RoutesBeyond, TrafficShares
 
 POLICY_TRIES_MAX = 8
 """How often a policy is asked again because it took a route that is not as wished."""
+LISTED_BEYOND_MAX = 8
+"""So many routes that are no candidates, and were taken all the same, stand in the routing table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Router:
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
+        self._beyond = RoutesBeyond()
         self._reservations = Reservations()
         self._next_reservation = itertools.count(1)
         self._latest_now = 0.0
@@ -126,6 +130,14 @@ class Router:
         """What the bandit chooses among, best prior first; empty if it has nothing to say."""
         return self._enumerate_routes(model)
 
+    def listed(self, model: ServedModel, now: float) -> tuple[Candidate, ...]:
+        """The candidates, and behind them what a policy that knows more routes has mostly taken of those lately."""
+        candidates, shares = self.candidates(model), self.actual_shares(model.model_key, now)
+        known = {candidate.signature for candidate in candidates}
+        beyond = [route for route in self._beyond.possible(model) if route.signature not in known]
+        beyond.sort(key=lambda route: -shares.get(route.signature, 0.0))
+        return (*candidates, *(Candidate(route, prior_tps(route, model)) for route in beyond[:LISTED_BEYOND_MAX]))
+
     def choose(
         self,
         model: ServedModel,
@@ -151,6 +163,9 @@ class Router:
         choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too)
         decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
+        is_candidate = any(candidate is choice.candidate for candidate in request.candidates)
+        if not is_candidate and choice.mode is not DecisionMode.GREEDY_FALLBACK:
+            self._beyond.note(choice.candidate.route)
         return decision
 
     def reserve_for_probe(self, route: Route, now: float) -> RouteDecision:

@@ -4,6 +4,7 @@ The content security policy allows this tracker and nothing else: no inline scri
 are revalidated at every load (they carry an ETag), so that a page never mixes two releases.
 """
 
+import html
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 from fastapi import FastAPI, Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
@@ -22,6 +23,9 @@ from meshnet_tracker.guesses import Guesses
 
 LOGIN_BYTES_MAX = 4096
 SEE_OTHER, TOO_MANY_REQUESTS = 303, 429
+NOTICE_PLACE = "<!-- notice -->"
+WRONG_KEY = "That is not the tracker's admin key. Copy it again, without spaces around it."
+TOO_MANY_KEYS = "Too many wrong keys came from your address. The right one works; others wait {wait_s} s."
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -65,8 +69,7 @@ def add_pages(app: FastAPI, access: Access, guesses: Guesses, *, shows_texts: bo
 def _add_login(app: FastAPI, access: Access, guesses: Guesses) -> None:
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def login_page(failed: str | None = None) -> Response:
-        name = "login.html" if failed is None else "login-failed.html"
-        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
+        return HTMLResponse(_login_page("" if failed is None else WRONG_KEY), headers=LOGIN_HEADERS)
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
@@ -94,11 +97,16 @@ def _add_login(app: FastAPI, access: Access, guesses: Guesses) -> None:
         return response
 
 
+def _login_page(notice: str = "") -> str:
+    shown = f'<p class="failure" role="alert">{html.escape(notice)}</p>' if notice else ""
+    return (STATIC / "login.html").read_text().replace(NOTICE_PLACE, shown)
+
+
 def _login_failed(wait_s: int | None) -> Response:
     if wait_s is None:
         return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
     headers = LOGIN_HEADERS | {"retry-after": str(wait_s)}
-    return FileResponse(STATIC / "login-too-many.html", TOO_MANY_REQUESTS, headers)
+    return HTMLResponse(_login_page(TOO_MANY_KEYS.format(wait_s=wait_s)), TOO_MANY_REQUESTS, headers)
 
 
 def _is_encrypted(request: Request) -> bool:
