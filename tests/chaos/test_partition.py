@@ -49,7 +49,7 @@ def wired(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WiredMesh]:
             pytest.skip(str(error))
         mesh = stack.enter_context(Mesh(tmp_path_factory.mktemp("wired"), free_port(0), "smollm2"))
         mesh.url = mesh.url.replace("127.0.0.1", BRIDGE_ADDRESS)
-        options = ["--host", BRIDGE_ADDRESS, "--token-timeout", str(TOKEN_TIMEOUT_S)]
+        options = ["--host", BRIDGE_ADDRESS, "--open", "--token-timeout", str(TOKEN_TIMEOUT_S)]
         mesh.start_tracker(options=[*options, "--heartbeat-period", str(HEARTBEAT_PERIOD_S)])
         running = WiredMesh(mesh, wires)
         for name in SHARDS:

@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.relay import greeting_of
 from meshnet_node.server import NodeApp, NodeIdentity, bind, serving
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
-from meshnet_protocol.frames import Greeting
 from meshnet_protocol.ids import Incarnation, SessionId
 from meshnet_protocol.messages import HeadRequest, PlannedHop, RoutePlan, TrackerGreeting
 from meshnet_tracker.ticket_office import TicketOffice
@@ -45,7 +45,11 @@ class RouteNode:
     def planned(self) -> PlannedHop:
         shard = self.engine.shard
         return PlannedHop(
-            node_id=self.identity.node_id, url=self.identity.url, start_layer=shard.first, end_layer=shard.last
+            node_id=self.identity.node_id,
+            url=self.identity.url,
+            start_layer=shard.first,
+            end_layer=shard.last,
+            wallet=self.identity.wallet.wallet_id,
         )
 
 
@@ -111,7 +115,7 @@ async def local_route(
                 url=f"http://127.0.0.1:{listener.getsockname()[1]}",
                 shard=engine.shard,
             )
-            links = await stack.enter_async_context(_links(http, greeting_of(identity.node_id, engine)))
+            links = await stack.enter_async_context(_links(http, identity, engine))
             admission = Admission(engine, queue_max=queue_max, queue_timeout_s=queue_timeout_s)
             trust = TrackerTrust()
             trust.greet(TrackerGreeting(tracker_key=office.public_key, boot="boot", time_s=time.time()))
@@ -127,9 +131,9 @@ async def local_route(
 
 
 @asynccontextmanager
-async def _links(http: aiohttp.ClientSession, greeting: Greeting) -> AsyncIterator[LinkPool]:
+async def _links(http: aiohttp.ClientSession, node: NodeIdentity, engine: Engine) -> AsyncIterator[LinkPool]:
     async with asyncio.TaskGroup() as tasks:
-        links = LinkPool(http, tasks, greeting)
+        links = LinkPool(http, tasks, LinkIdentity(greeting_of(node.node_id, engine), node.wallet))
         try:
             yield links
         finally:

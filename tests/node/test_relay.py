@@ -17,6 +17,7 @@ from meshnet_node.engine.api import Engine, EngineOptions
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.errors import LinkError, RemoteHopError
 from meshnet_node.link import LINK_PATH
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
@@ -53,7 +54,7 @@ async def tail_node(engine: Engine) -> AsyncIterator[tuple[str, aiohttp.ClientSe
     with bind("127.0.0.1", 0) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
-            links = LinkPool(http, tasks, greeting_of(HEAD, engine))
+            links = LinkPool(http, tasks, LinkIdentity(greeting_of(HEAD, engine)))
             app = web.Application()
             app.router.add_get(LINK_PATH, LinkServer(HopService(TAIL, engine, links)).serve)
             async with serving(app, listener):
@@ -204,7 +205,7 @@ async def test_all_who_wait_for_a_dead_neighbour_fail_together(tail_engine: Engi
     async with tail_node(tail_engine) as (_, http, _), asyncio.TaskGroup() as tasks:
         with bind("127.0.0.1", 0) as silent:
             url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-            pool = LinkPool(http, tasks, greeting_of(HEAD, tail_engine), connect_timeout_s=0.3)
+            pool = LinkPool(http, tasks, LinkIdentity(greeting_of(HEAD, tail_engine)), connect_timeout_s=0.3)
             began = asyncio.get_running_loop().time()
             outcomes = await asyncio.gather(*(pool.wait_link(TAIL, url) for _ in range(5)), return_exceptions=True)
             waited_s = asyncio.get_running_loop().time() - began
@@ -235,7 +236,7 @@ async def test_a_neighbour_whose_rows_mean_something_else_is_refused_by_what_dif
     other = msgspec.structs.replace(greeting_of(HEAD, tail_engine), **difference)
     async with tail_node(tail_engine) as (url, http, links), asyncio.TaskGroup() as tasks:
         with pytest.raises(LinkError, match=re.escape(reason)):
-            await LinkPool(http, tasks, other).wait_link(TAIL, url)
+            await LinkPool(http, tasks, LinkIdentity(other)).wait_link(TAIL, url)
         assert not (await links.wait_link(TAIL, url)).is_broken
 
 
@@ -256,7 +257,7 @@ async def test_a_node_turns_away_from_a_neighbour_that_answers_with_other_weight
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with aiohttp.ClientSession() as http, serving(app, listener), asyncio.TaskGroup() as tasks:
             with pytest.raises(LinkError, match="weights"):
-                await LinkPool(http, tasks, mine).wait_link(TAIL, url)
+                await LinkPool(http, tasks, LinkIdentity(mine)).wait_link(TAIL, url)
 
 
 @pytest.mark.parametrize("first", ["text", "session", "garbage", "greeted twice"])

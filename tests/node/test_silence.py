@@ -7,17 +7,24 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 
 from meshnet_node import link
+from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
 from meshnet_node.engine.loop import AnswerWanted
 from meshnet_node.link import LINK_PATH
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.relay import greeting_of
-from meshnet_protocol.frames import OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
+from meshnet_node.tracker_client import Membership, TrackerClient
+from meshnet_node.tracker_trust import TrackerTrust
+from meshnet_node.wallet import Wallet
+from meshnet_protocol.frames import Greeting, OpenSession, SessionFailed, SessionOpened, decode_frame, encode_frame
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import PlannedHop, Sampling
+from meshnet_tracker.testing import make_registration, running_tracker
 from node.engine_helpers import options
 from node.route_helpers import LocalRoute, local_route
 from node.test_endings import silent_node
@@ -102,8 +109,13 @@ async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
         plan = msgspec.structs.replace(route.plan(), token_timeout_s=0.1)
         tail = route.nodes[1]
         async with route.http.ws_connect(tail.identity.url + LINK_PATH) as socket:
-            await socket.send_bytes(encode_frame(greeting_of(route.nodes[0].identity.node_id, engines[0])))
-            await socket.receive(timeout=5)  # the other end's greeting
+            head = LinkIdentity(
+                greeting_of(route.nodes[0].identity.node_id, engines[0]), route.nodes[0].identity.wallet
+            )
+            await socket.send_bytes(encode_frame(mine := head.greet()))
+            theirs, _ = decode_frame((await socket.receive(timeout=5)).data)
+            assert isinstance(theirs, Greeting)
+            await socket.send_bytes(encode_frame(head.prove(mine, theirs)))
             await socket.send_bytes(encode_frame(OpenSession(plan=plan, hop_index=1, sampling=Sampling())))
             async with asyncio.timeout(5):
                 opened, _ = decode_frame((await socket.receive()).data)
@@ -113,3 +125,35 @@ async def test_a_session_whose_head_is_frozen_gives_its_slot_back(
             assert isinstance(failed, SessionFailed)
             assert failed.code == "session_forsaken"
             await route.wait_idle()
+
+
+async def test_heartbeats_go_on_while_the_engine_is_busy(engines: list[Engine], tmp_path: Path) -> None:
+    """However long a decode takes, the tracker hears from the node: a slow one is not taken for a dead one."""
+    goes_on = threading.Event()
+
+    def hang() -> None:
+        goes_on.wait(TIMEOUT_S)
+
+    wallet = Wallet.load_or_create(tmp_path / "wallet.pem")
+    node = make_registration("busy", "0-1", wallet=wallet.wallet_id, model=engines[0].card)
+
+    async with (
+        running_tracker(heartbeat_period_s=0.05) as tracker,
+        aiohttp.ClientSession() as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+        membership = Membership(wallet, TrackerTrust())
+        client = TrackerClient(http, tracker.url, engines[0], Admission(engines[0]), lambda: node, membership)
+        beating = tasks.create_task(client.run())
+        engines[0]._loop.inbox.put(AnswerWanted(hang))
+        try:
+            heard: set[float] = set()
+            async with asyncio.timeout(TIMEOUT_S):
+                while len(heard) < 10:
+                    await asyncio.sleep(0.01)
+                    known = tracker.server.fleet.node(node.node_id)
+                    heard |= {known.heard_at} if known is not None else set()
+        finally:
+            goes_on.set()
+            beating.cancel()
+        assert [event["event"] for event in tracker.server.events.read(after=0)] == ["node joined"]

@@ -1,5 +1,6 @@
 """Tickets where they count: real engines on real sockets, two hops."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +11,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_node.engine.thread import Engine
+from meshnet_node.errors import RemoteHopError
+from meshnet_node.link_identity import LinkIdentity
+from meshnet_node.link_pool import LinkPool
+from meshnet_node.relay import greeting_of
+from meshnet_node.wallet import Wallet
+from meshnet_protocol.frames import OpenSession
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import HeadRequest
+from meshnet_protocol.messages import HeadRequest, RoutePlan, Sampling
 from meshnet_tracker.ticket_office import TicketOffice
 from node.engine_helpers import options
 from node.route_helpers import LocalRoute, local_route
@@ -117,3 +124,48 @@ async def test_a_web_page_reaches_nothing_of_a_node(
             assert (response.status == 200) is is_welcome
             if not is_welcome:
                 assert (await response.json())["error"]["code"] == "forbidden"
+
+
+async def open_at_tail(route: LocalRoute, plan: RoutePlan, owner: Wallet | None) -> RemoteHopError | None:
+    """Why a session cannot be opened at the route's last node over a link of ``owner``'s; None: it can."""
+    head, tail = route.nodes
+    identity = LinkIdentity(greeting_of(head.identity.node_id, head.engine), owner)
+    async with asyncio.TaskGroup() as tasks:
+        links = LinkPool(route.http, tasks, identity)
+        try:
+            link = await links.wait_link(tail.identity.node_id, tail.identity.url, tail.identity.wallet.wallet_id)
+            session = link.add_session(plan.session_id)
+            await session.wait_opened(OpenSession(plan=plan, hop_index=1, sampling=Sampling()))
+            await session.close()
+        except RemoteHopError as error:
+            return error
+        finally:
+            await links.close()
+    return None
+
+
+async def test_a_session_is_taken_from_the_hop_before_and_from_nobody_who_has_its_ticket(
+    engines: list[Engine], tmp_path: Path
+) -> None:
+    async with local_route(engines, tmp_path) as route:
+        plan = route.plan()
+        for thief in (None, Wallet.load_or_create(tmp_path / "thief.pem")):
+            refusal = await open_at_tail(route, plan, thief)
+            assert refusal is not None
+            assert (refusal.code, "not from there" in str(refusal)) == ("ticket", True)
+        assert await open_at_tail(route, plan, route.nodes[0].identity.wallet) is None
+        await route.wait_idle()
+
+
+async def test_a_node_that_does_not_own_the_wallet_the_tracker_names_gets_no_session(
+    engines: list[Engine], tmp_path: Path
+) -> None:
+    async with local_route(engines, tmp_path) as route:
+        plan = route.plan()
+        owner = Wallet.load_or_create(tmp_path / "somebody.pem").wallet_id
+        hops = (plan.hops[0], msgspec.structs.replace(plan.hops[1], wallet=owner))
+        plan = route.office.issue(msgspec.structs.replace(plan, hops=hops), HeadRequest(), now=time.time())
+        status, error = await error_of(route, plan=plan)
+        assert (status, error["code"]) == (502, "link")
+        assert owner in error["message"]
+        await route.wait_idle()

@@ -1,6 +1,7 @@
 """A node's membership against a real tracker: what it takes as final, and what it tries again."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +10,7 @@ import aiohttp
 import pytest
 
 from meshnet_node import tracker_client
-from meshnet_node.errors import RegistrationRefusedError, TrackerKeyError
+from meshnet_node.errors import MemoryShortageError, RegistrationRefusedError, TrackerKeyError
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet
@@ -107,3 +108,63 @@ async def test_a_node_does_not_join_a_tracker_with_another_key_than_its_owner_na
         assert list(tracker.server.fleet.nodes()) == []
     (error,) = ended.value.exceptions
     assert isinstance(error, TrackerKeyError)
+
+
+async def test_a_tracker_that_is_away_is_tried_more_and_more_seldom_and_never_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class EnoughError(Exception):
+        pass
+
+    waits: list[float] = []
+
+    async def note(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 16:
+            raise EnoughError
+
+    monkeypatch.setattr(asyncio, "sleep", note)
+    monkeypatch.setattr(random, "uniform", lambda _, high: high)
+    async with aiohttp.ClientSession() as http:
+        idle, membership = Idle(), Membership(Wallet.load_or_create(tmp_path / "wallet.pem"), TrackerTrust())
+        node = make_registration("box", "0-39")
+        client = TrackerClient(http, "http://127.0.0.1:9", idle, idle, lambda: node, membership)
+        with pytest.raises(ExceptionGroup):
+            await client.run()
+
+    assert waits == sorted(waits)
+    assert waits[0] == tracker_client.RETRY_PERIOD_S_MIN
+    assert waits[-3:] == [tracker_client.RETRY_PERIOD_S_MAX] * 3
+
+
+async def test_a_cut_that_failed_is_not_reported_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stubborn(Idle):
+        tries = 0
+
+        async def recut(self, _entry_layers: frozenset[int], /) -> None:
+            self.tries += 1
+            raise MemoryShortageError("no room for another cut")
+
+    monkeypatch.setattr(tracker_client, "RECUT_RETRY_S", 0.01)
+    stubborn = Stubborn()
+    membership = Membership(Wallet.load_or_create(tmp_path / "wallet.pem"), TrackerTrust())
+    node = make_registration("whole", "0-39", wallet=membership.wallet.wallet_id)
+    async with (
+        running_tracker(heartbeat_period_s=0.05) as tracker,
+        aiohttp.ClientSession() as http,
+        asyncio.TaskGroup() as tasks,
+    ):
+        client = TrackerClient(http, tracker.url, stubborn, stubborn, lambda: node, membership)
+        running = tasks.create_task(client.run())
+        await until(lambda: tracker.server.fleet.node(node.node_id) is not None)
+        tracker.register("head", "0-21")
+        await until(lambda: stubborn.tries >= 3)
+        known = tracker.server.fleet.node(node.node_id)
+        wanted = tracker.server.fleet.wanted_entry_layers(node.node_id)
+        running.cancel()
+
+    assert known is not None
+    assert wanted == (22,)
+    assert known.entry_layers == {0}

@@ -61,6 +61,15 @@ def test_a_tracker_that_slept_blames_no_node() -> None:
     assert fleet.handle(Tick(), now=3604.0) == [TopologyChanged(MODEL_KEY, "lost", node.node_id)]
 
 
+def test_a_tracker_that_stood_still_for_seconds_does_not_count_them() -> None:
+    node = make_registration("n", "0-39")
+    fleet = joined(node)
+    fleet.handle(Tick(), now=0.9)
+    assert fleet.handle(Tick(), now=3.4) == [], "nobody could be heard for 2.5 of these 3.4 seconds"
+    assert fleet.handle(Tick(), now=5.4) == []
+    assert fleet.handle(Tick(), now=5.6) == [TopologyChanged(MODEL_KEY, "lost", node.node_id)]
+
+
 def test_a_draining_node_takes_no_new_routes_and_departs_only_once() -> None:
     node = make_registration("n", "0-39")
     fleet = joined(node)

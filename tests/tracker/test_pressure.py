@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from meshnet_protocol.messages import Heartbeat
 from meshnet_tracker import body_reader, proxy, turnstile
-from meshnet_tracker.testing import FakeHead, RunningTracker
+from meshnet_tracker.testing import FakeHead, NodeVoice, RunningTracker, make_registration
 
 from .test_proxy import CHAT, finished_chats, mesh, post
 
@@ -166,3 +167,23 @@ async def test_a_client_that_stops_in_the_middle_of_its_body_is_given_up(monkeyp
         writer.close()
 
     assert finished["outcome"] == "client_gone"
+
+
+async def test_the_control_path_answers_at_once_while_every_chat_hangs() -> None:
+    """Heads that say nothing keep their chats waiting, and nobody else: not heartbeats, not arrivals, not readers."""
+    async with mesh({}, {}) as (tracker, heads), asyncio.TaskGroup() as tasks:
+        for head in heads:
+            head.accepts.clear()
+        hanging = [tasks.create_task(ask_as(tracker, f"client {number}", [])) for number in range(40)]
+        await until(lambda: tracker.server.router.in_flight_total == len(hanging))
+        owner = NodeVoice(tracker.url)
+        node = make_registration("late", "0-39", wallet=owner.wallet)
+        beat = Heartbeat(node_id=node.node_id, incarnation=node.incarnation, queue_depth=0, entry_layers=(0,))
+        async with asyncio.timeout(2), aiohttp.ClientSession(tracker.url) as http:
+            assert (await owner.say("register", node))[0] == 200
+            assert (await owner.say("heartbeat", beat))[1]["is_known"]
+            for path in ("/health", "/v1/models", "/v1/nodes", "/v1/routing", "/v1/overview", "/metrics"):
+                async with http.get(path) as response:
+                    assert response.status == 200
+        for task in hanging:
+            task.cancel()

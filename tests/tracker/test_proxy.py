@@ -179,6 +179,19 @@ async def test_a_client_that_leaves_frees_the_head_at_once(is_stream: bool, wait
     assert (finished["outcome"], finished["is_sampled"]) == ("client_gone", False)
 
 
+async def test_what_a_client_that_leaves_had_drawn_is_counted_once() -> None:
+    async with mesh({"freezes_after": 4}) as (tracker, _):
+        async with post(tracker, stream=True) as response:
+            async for line in response.content:
+                if TEN_PIECES[3].encode() in line:
+                    break
+        (finished,) = await finished_chats(tracker)
+
+    assert finished["outcome"] == "client_gone"
+    assert (finished["prompt_tokens"], finished["completion_tokens"]) == (PROMPT_TOKENS, 4)
+    assert [(run["prompt_tokens"], run["completion_tokens"]) for run in finished["runs"]] == [(PROMPT_TOKENS, 4)]
+
+
 async def _read_whole(tracker: RunningTracker, is_stream: bool) -> None:
     async with post(tracker, stream=is_stream) as response:
         await response.read()

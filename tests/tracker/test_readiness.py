@@ -111,6 +111,7 @@ def test_a_probe_goes_where_nothing_has_failed_lately_if_there_is_such_a_way() -
     mesh.tell(NodesServed((quick,)))
     assert mesh.due() == []
     mesh.tell(NodeFaulted(quick))
+    assert mesh.due() == []
     assert mesh.due(after=FIRST) == [["other"]]
 
 

@@ -55,8 +55,25 @@ async def test_attempts_that_bring_nothing_are_few() -> None:
         (finished,) = await finished_chats(tracker)
 
     assert events[-2]["error"]["code"] == "node_lost"
-    assert sum(len(head.requests) for head in running) == tries.FRUITLESS_ATTEMPTS_MAX
+    assert sum(len(head.requests) for head in running) == 1 + tries.FRUITLESS_ATTEMPTS_MAX
     assert finished["completion_tokens"] == 4
+
+
+async def test_a_chat_that_nobody_can_begin_is_given_up_soon() -> None:
+    async with mesh(*[{"breaks_after": 0}] * 6) as (tracker, running), post(tracker) as response:
+        assert response.status == 503
+        await finished_chats(tracker)
+
+    assert sum(len(head.requests) for head in running) == tries.FRUITLESS_ATTEMPTS_MAX
+
+
+async def test_two_failures_after_a_chat_got_on_do_not_end_it() -> None:
+    heads: list[dict[str, Any]] = [{"breaks_after": 4}] * 3 + [{}]
+    async with mesh(*heads) as (tracker, _), post(tracker, stream=True) as response:
+        assert text_of(await read_stream(response)) == TEXT
+        (finished,) = await finished_chats(tracker)
+
+    assert [run["completion_tokens"] for run in finished["runs"]] == [4, 0, 0, 6]
 
 
 async def test_a_head_that_begins_anew_instead_of_going_on_is_not_heard() -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from meshnet_cli.keys import one_key
 from meshnet_cli.node_command import parse_layers
 from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_cli.tables import add_row, plain_table
@@ -48,8 +49,10 @@ def _reads(tracker: str, model: str) -> TrackerReads:
     if not model.startswith("mesh:"):
         return TrackerReads(tracker)
     tls = context_of_environment()
-    wallet = Wallet.load_or_create(default_wallet())
-    return TrackerReads(tracker, Membership(wallet, TrackerTrust(), os.environ.get("MESHNET_JOIN_TOKEN", "")), tls)
+    file = os.environ.get("MESHNET_JOIN_TOKEN_FILE")
+    token = one_key(os.environ.get("MESHNET_JOIN_TOKEN"), Path(file) if file else None, flag="--join-token")
+    membership = Membership(Wallet.load_or_create(default_wallet()), TrackerTrust(), token)
+    return TrackerReads(tracker, membership, tls)
 
 
 @model_app.command("list")

@@ -18,6 +18,7 @@ from meshnet_protocol.frames import (
     CloseSession,
     FrameHeader,
     Greeting,
+    LinkProof,
     OpenSession,
     SessionFailed,
     SessionOpened,
@@ -212,8 +213,8 @@ class HopLink:
                 if message.type is not aiohttp.WSMsgType.BINARY:
                     raise RemoteProtocolError(f"a {message.type.name} message where a binary frame is due")
                 header, _ = decode_frame(message.data)
-                if isinstance(header, Greeting):
-                    raise RemoteProtocolError("a second greeting")
+                if isinstance(header, Greeting | LinkProof):
+                    raise RemoteProtocolError(f"a second {type(header).__name__}")
                 self._heard_at = monotonic()
                 if (session := self._sessions.get(_session_of(header))) is not None:
                     session.accept(header)

@@ -14,8 +14,9 @@ import structlog
 from aiohttp import WSMessage, WSMsgType, web
 
 from meshnet_node.engine.api import StepInput
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, SessionForsakenError
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, SessionForsakenError, TicketError
 from meshnet_node.link import GREETING_S_MAX, PING_PERIOD_S, idle_s_max
+from meshnet_node.link_identity import NO_WALLET, proven_wallet
 from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopService, HopSession
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
@@ -23,6 +24,7 @@ from meshnet_protocol.frames import (
     CloseSession,
     FrameHeader,
     Greeting,
+    LinkProof,
     OpenSession,
     SessionFailed,
     SessionOpened,
@@ -33,7 +35,7 @@ from meshnet_protocol.frames import (
     decode_frame,
     encode_frame,
 )
-from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.ids import NodeId, SessionId, WalletId
 
 CLOSE_REASON_BYTES_MAX = 120
 LOOK_PERIOD_S_MIN = 0.05
@@ -55,12 +57,12 @@ class LinkServer:
         socket = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S, compress=False)
         await socket.prepare(request)
         try:
-            await self._greet(socket)
+            peer = await self._greet(socket)
         except (RemoteProtocolError, TimeoutError, ConnectionError) as error:
             await _refuse(request, socket, str(error) or f"no greeting within {GREETING_S_MAX:g} s")
             return socket
         async with asyncio.TaskGroup() as tasks:
-            link = _InboundLink(self._hops, socket, tasks)
+            link = _InboundLink(self._hops, socket, tasks, peer)
             try:
                 async for message in socket:
                     link.accept(*_frame_of(message))
@@ -71,13 +73,23 @@ class LinkServer:
                 link.end_sessions()
         return socket
 
-    async def _greet(self, socket: web.WebSocketResponse) -> None:
-        """Raises RemoteProtocolError unless the other end's first frame is a greeting this node can agree with."""
+    async def _greet(self, socket: web.WebSocketResponse) -> WalletId:
+        """The wallet that the other end has proven, if it names one.
+
+        Raises RemoteProtocolError unless it begins with a greeting that this node can agree with.
+        """
         theirs, _ = _frame_of(await socket.receive(timeout=GREETING_S_MAX))
         if not isinstance(theirs, Greeting):
             raise RemoteProtocolError(f"the first frame is {type(theirs).__name__}, not a greeting; update that node")
-        check_greeting(theirs, self._hops.greeting)
-        await socket.send_bytes(encode_frame(self._hops.greeting))
+        check_greeting(theirs, self._hops.identity.greeting)
+        mine = self._hops.identity.answer(theirs)
+        await socket.send_bytes(encode_frame(mine))
+        if not theirs.wallet:
+            return NO_WALLET
+        proof, _ = _frame_of(await socket.receive(timeout=GREETING_S_MAX))
+        if not isinstance(proof, LinkProof):
+            raise RemoteProtocolError(f"{type(proof).__name__} instead of a proof of its wallet")
+        return proven_wallet(theirs, mine, proof)
 
 
 @dataclass(slots=True)
@@ -104,8 +116,11 @@ async def _wait_until_forsaken(inbound: _Inbound, patience_s: float) -> None:
 class _InboundLink:
     """Sessions that arrived on one link. Each has one task that owns it, and one task per step in flight."""
 
-    def __init__(self, hops: HopService, socket: web.WebSocketResponse, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, hops: HopService, socket: web.WebSocketResponse, tasks: asyncio.TaskGroup, peer: WalletId
+    ) -> None:
         self._hops = hops
+        self._peer = peer
         self._socket = socket
         self._tasks = tasks
         self._sessions: dict[SessionId, _Inbound] = {}
@@ -119,8 +134,8 @@ class _InboundLink:
                 self._accept_step(header, payload)
             case CloseSession():
                 self._end(header.session_id, remember=header.remember)
-            case Greeting():
-                raise RemoteProtocolError("a second greeting")
+            case Greeting() | LinkProof():
+                raise RemoteProtocolError(f"a second {type(header).__name__}")
             case SessionOpened() | StepReply() | SessionFailed():
                 raise RemoteProtocolError(f"{type(header).__name__} travels upstream only")
             case _:
@@ -157,6 +172,7 @@ class _InboundLink:
     async def _own(self, request: OpenSession) -> None:
         session_id = request.plan.session_id
         try:
+            self._check_previous_hop(request)
             async with self._hops.open_hop_session(request) as session:
                 if (inbound := self._sessions.get(session_id)) is None:
                     return
@@ -169,6 +185,12 @@ class _InboundLink:
                 await _wait_until_forsaken(inbound, idle_s_max(request.plan))  # closed before: the owner is cancelled
         except Exception as error:
             await self._fail(session_id, error)
+
+    def _check_previous_hop(self, request: OpenSession) -> None:
+        """Raises TicketError if the link is not from the hop that the plan has before this one."""
+        before = request.plan.hops[request.hop_index - 1] if 0 < request.hop_index < len(request.plan.hops) else None
+        if before is not None and before.wallet not in ("", self._peer):
+            raise TicketError(f"the plan has {before.node_id} before this hop, and the link is not from there")
 
     async def _run_step(self, inbound: _Inbound, session: HopSession, step: Step, payload: memoryview) -> None:
         rows = StepInput(position=step.position, tokens=None, hidden=payload, wants_token=step.wants_token)

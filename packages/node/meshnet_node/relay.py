@@ -22,8 +22,10 @@ from meshnet_node.admission import Admission, SessionRequest
 from meshnet_node.engine.api import Engine, EngineSession, StepInput, StepResult
 from meshnet_node.errors import LinkError, PlanError, RemoteHopError, TicketError
 from meshnet_node.link import DownstreamSession, silence_s_max
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
+from meshnet_node.wallet import Wallet
 from meshnet_protocol.frames import Greeting, OpenSession, SessionOpened, Step, StepReply
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
@@ -160,13 +162,14 @@ class HopService:
         links: LinkPool,
         admission: Admission | None = None,
         tickets: TicketGate | None = None,
+        wallet: Wallet | None = None,
     ) -> None:
         self.node_id = node_id
         self.engine = engine
         self.admission = admission or Admission(engine)
         self._links = links
         self._tickets = tickets
-        self.greeting = greeting_of(node_id, engine)
+        self.identity = LinkIdentity(greeting_of(node_id, engine), wallet)
 
     @asynccontextmanager
     async def open_hop_session(self, request: OpenSession) -> AsyncIterator[HopSession]:
@@ -217,7 +220,7 @@ class HopService:
         patience_s = silence_s_max(request.plan, request.hop_index)
         try:
             async with asyncio.timeout(patience_s):
-                link = await self._links.wait_link(following.node_id, following.url)
+                link = await self._links.wait_link(following.node_id, following.url, following.wallet)
         except TimeoutError as error:
             raise LinkError(following.node_id, f"no connection within {patience_s:g} s") from error
         downstream = link.add_session(request.plan.session_id, silence_s_max=patience_s)

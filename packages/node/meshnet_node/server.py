@@ -29,6 +29,7 @@ from meshnet_node.errors import EngineClosedError, NodeError, RequestError, Sett
 from meshnet_node.head import ChatService
 from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
+from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_server import ModelServer
@@ -87,7 +88,7 @@ class NodeApp:
         self._engine = engine
         self._readers = readers
         self._admission = admission
-        hops = HopService(identity.node_id, engine, links, admission, tickets)
+        hops = HopService(identity.node_id, engine, links, admission, tickets, identity.wallet)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
 
@@ -280,7 +281,7 @@ async def _serve_shard(
     patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
     async with aiohttp.ClientSession(timeout=patience, connector=connector) as http, asyncio.TaskGroup() as tasks:
-        links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
+        links = LinkPool(http, tasks, LinkIdentity(greeting_of(identity.node_id, engine), identity.wallet))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
         tickets = TicketGate(membership.trust, allows_direct=settings.is_private)

@@ -9,7 +9,8 @@ The payload of a ``Step`` is float32, row-major, shape (token_count, hidden_size
 the next segment takes as it is. Float32 and not a smaller type, because a split model must give the
 very logits of the whole one. Payloads are handed on as memoryviews and never copied here.
 
-Both ends greet first, and end the link unless they speak the same protocol about the same weights. A session
+Both ends greet first, prove their wallets, and end the link unless they speak the same protocol about the same
+weights. A session
 is opened once along the whole chain and closed once. Every ``Step`` is answered by one
 ``StepReply`` that travels back along the chain, each hop adding its own timing; ``token_id`` is set
 when the step asked for a token. A hop that cannot go on sends ``SessionFailed`` and forgets the session.
@@ -20,7 +21,7 @@ import struct
 import msgspec
 
 from meshnet_protocol.errors import LocalProtocolError, RemoteProtocolError
-from meshnet_protocol.ids import NodeId, SessionId
+from meshnet_protocol.ids import NodeId, SessionId, WalletId
 from meshnet_protocol.messages import PROTOCOL_VERSION, HopTiming, RoutePlan, Sampling, TokenLogprobs
 
 HEADER_BYTES_MAX = 1024 * 1024
@@ -44,6 +45,17 @@ class Greeting(msgspec.Struct, frozen=True, tag="greeting", kw_only=True):
     hidden_size: int
     dtype: str = HIDDEN_DTYPE
     protocol_version: int = PROTOCOL_VERSION
+    wallet: WalletId = WalletId("")
+    nonce: bytes = b""
+    """Drawn anew for every link."""
+    proof: bytes = b""
+    """Of the accepting end, that the wallet is its own."""
+
+
+class LinkProof(msgspec.Struct, frozen=True, tag="proof", kw_only=True):
+    """The connecting end's second frame, if it named a wallet: that the wallet is its own."""
+
+    proof: bytes
 
 
 class OpenSession(msgspec.Struct, frozen=True, tag="open", kw_only=True):
@@ -96,7 +108,7 @@ class CloseSession(msgspec.Struct, frozen=True, tag="close", kw_only=True):
     """The rows of the session as a chain of block hashes: a slot may keep them until somebody needs it."""
 
 
-FrameHeader = Greeting | OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession
+FrameHeader = Greeting | LinkProof | OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FrameHeader] = msgspec.msgpack.Decoder(FrameHeader)

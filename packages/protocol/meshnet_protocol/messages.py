@@ -11,7 +11,7 @@ import msgspec
 from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, WalletId, make_model_key, make_node_id
 from meshnet_protocol.layers import LayerRange
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 PENALTY_TOKENS_DEFAULT = 64
 PENALTY_TOKENS_MAX = 65536
 
@@ -159,6 +159,8 @@ class PlannedHop(Message, frozen=True, kw_only=True):
     url: str
     start_layer: int
     end_layer: int
+    wallet: WalletId = WalletId("")
+    """Whose node it is: what it proves on links."""
 
     def layers(self) -> LayerRange:
         return LayerRange(self.start_layer, self.end_layer)

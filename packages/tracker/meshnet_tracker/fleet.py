@@ -62,6 +62,8 @@ __all__ = [
 ]
 
 MISSED_HEARTBEATS_MAX = 3
+SLEEP_SHARE = 0.75
+"""Of the silence that makes a node lost: a tracker that stood still for so long does not count that time."""
 ENTRY_LAYERS_MAX = 4
 QUEUE_DEPTH_MAX = 1_000_000
 DEPARTED_MEMORY_S = 3600.0
@@ -313,12 +315,13 @@ class Fleet:
         return [NodeNoted(node.model_key, "cleared", node.node_id)]
 
     def _tick(self, now: float) -> list[FleetEffect]:
-        """Drop the silent. If the tracker itself slept (a closed laptop), that was no silence of the nodes."""
+        """Drop the silent. While the tracker itself slept (a closed laptop, a machine that stands still for seconds),
+        nobody could be heard: that was no silence of the nodes."""
         slept_s = 0.0 if self._ticked_at is None else now - self._ticked_at
         self._ticked_at = now
-        if slept_s >= self._silence_s_max:
+        if slept_s >= SLEEP_SHARE * self._silence_s_max:
             for node in self._nodes.values():
-                node.heard_at = now
+                node.heard_at = min(now, node.heard_at + slept_s)
         self._departed.forget_old(now)
         self._superseded.forget_old(now)
         self._forget_models(now)

@@ -35,6 +35,8 @@ class _Doubt:
     structure_version: int
     due_at: float = -math.inf
     failures: int = 0
+    was_ready: bool = False
+    """At the last look."""
     is_probing: bool = False
 
 
@@ -78,15 +80,20 @@ class Readiness:
     def _take_due_probe(self, model: ServedModel, now: float) -> Route | None:
         doubt = self._doubts.setdefault(model.model_key, _Doubt(model.structure_version))
         if doubt.structure_version != model.structure_version:
-            # Somebody came or went: not a reason to hurry, so that a flapping node does not bring a storm of probes.
+            # Somebody came or went. After failures that is no reason to hurry: a flapping node brings no storm.
             doubt.structure_version = model.structure_version
+            doubt.due_at = min(doubt.due_at, now + (PROBE_PERIOD_S_FIRST if doubt.failures else 0.0))
             doubt.failures = min(doubt.failures, 1)
-            doubt.due_at = min(doubt.due_at, now + PROBE_PERIOD_S_FIRST)
-        if self.is_ready(model, now):
-            # When this ends, somebody has just failed: they get a moment to come back, or to be noticed.
-            doubt.failures, doubt.due_at = 0, now + PROBE_PERIOD_S_FIRST
+        if doubt.is_probing or now < doubt.due_at:
             return None
-        if doubt.is_probing or now < doubt.due_at or doubt.failures >= PROBES_IN_A_ROW_MAX:
+        if self.is_ready(model, now):
+            doubt.was_ready, doubt.failures = True, 0
+            return None
+        # Looking costs something where there are thousands of nodes, so it is not done all the time.
+        doubt.due_at = now + PROBE_PERIOD_S_FIRST
+        if doubt.was_ready or doubt.failures >= PROBES_IN_A_ROW_MAX:
+            # Who has just failed gets a moment to come back, or to be noticed.
+            doubt.was_ready = False
             return None
         route = self._find(model, lambda route: self._is_sound(route, now)) or self._find(model, lambda _: True)
         doubt.is_probing = route is not None

@@ -328,6 +328,7 @@ class Router:
                     url=node.registration.url,
                     start_layer=hop.start_layer,
                     end_layer=hop.end_layer,
+                    wallet=node.registration.wallet,
                 )
                 for hop, node in zip(route.hops, nodes, strict=True)
             ),

@@ -23,19 +23,24 @@ class Tries:
     chat: Chat
     failed: list[Signature] = field(default_factory=list)
     """Routes that failed it since it last got on."""
+    fruitless: int = 0
+    """Attempts in a row without a token; the one that brought the last token is none of them."""
     failure: AttemptFailedError | None = None
 
     def note(self, signature: Signature, failure: AttemptFailedError) -> None:
         self.failure = failure
         if self.chat.runs[-1].completion_tokens:
             self.failed.clear()  # it went on: what failed further back may serve again
+            self.fruitless = 0
+        else:
+            self.fruitless += 1
         self.failed.append(signature)
 
     @property
     def are_over(self) -> bool:
         """Too many, or nobody else could go on from what there is."""
         call, _, progress = self.chat.understood
-        is_at_end = len(self.failed) >= FRUITLESS_ATTEMPTS_MAX or self.chat.attempts >= ATTEMPTS_MAX
+        is_at_end = self.fruitless >= FRUITLESS_ATTEMPTS_MAX or self.chat.attempts >= ATTEMPTS_MAX
         has_no_other = call.pinned is not None or not progress.can_be_resumed
         return not progress.is_complete and (is_at_end or has_no_other)
 
