@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
 from meshnet_node.upstream import Upstream, find_card
 from meshnet_protocol.messages import ChatChunk, HeadRequest, Tool, Usage
@@ -25,6 +26,7 @@ class Vendor:
     def __init__(self) -> None:
         self.models: list[dict[str, Any]] = [{"id": "big", "max_model_len": 32768}]
         self.status = 200
+        self.error: dict[str, Any] = {"message": "no such thing"}
         self.stream = CHUNK + CHUNK + END
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -43,7 +45,7 @@ class Vendor:
         self.bodies.append(await request.json() | {"path": request.path})
         self.keys.append(request.headers.get("Authorization"))
         if self.status != 200:
-            return web.json_response({"error": {"message": "no such thing"}}, status=self.status)
+            return web.json_response({"error": self.error}, status=self.status)
         return web.Response(body=self.stream, content_type="text/event-stream")
 
 
@@ -209,6 +211,29 @@ async def test_errors_of_the_upstream_keep_their_meaning(status: int, kind: type
 
     assert failure.value.code == code
     assert upstream.queue_depth == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "param"),
+    [
+        ({"message": "no", "code": "invalid_value", "param": "top_p"}, "invalid_value", "top_p"),
+        ({"message": "no", "code": 400, "param": None}, "upstream", None),
+        ({"message": "maximum context length is 64", "code": 400}, "context_length_exceeded", None),
+        ({"message": "too big", "type": "exceed_context_size_error", "n_ctx": 64}, "context_length_exceeded", None),
+    ],
+)
+async def test_a_refusal_of_the_upstream_reaches_the_client_in_openais_words(
+    error: dict[str, Any], code: str, param: str | None
+) -> None:
+    vendor = Vendor()
+    vendor.status, vendor.error = 400, error
+    async with upstream_of(vendor) as upstream:
+        with pytest.raises(UpstreamRefusalError) as failure:
+            await chat(upstream)
+
+    told = error_body(failure.value)
+    assert (told["code"], told["param"]) == (code, param)
+    assert ("maximum context length is 64" in str(told["message"])) == (code == "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

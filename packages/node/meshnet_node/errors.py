@@ -202,7 +202,14 @@ class UpstreamError(NodeError):
 
 
 class UpstreamRefusalError(UpstreamError):
+    """The request's own fault, in the upstream's words."""
+
     http_status = 400
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.code
+        self.param = param
 
 
 class EngineClosedError(NodeError):

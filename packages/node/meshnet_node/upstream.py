@@ -18,7 +18,7 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 
-from meshnet_node.errors import UpstreamError, UpstreamRefusalError
+from meshnet_node.errors import ContextOverflowError, UpstreamError, UpstreamRefusalError
 from meshnet_node.upstream_dialect import AnswerReader, UpstreamAsk, asks_of, sum_usage
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, ModelCard, Usage
@@ -29,6 +29,7 @@ PROBE_TIMEOUT_S = 120.0
 EVENT_BYTES_MAX = 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 CONTEXT_TOKENS_DEFAULT = 4096
+OVERFLOW_WORDS = "maximum context length"
 DONE = b"[DONE]"
 _REFUSALS = frozenset({400, 413, 422})
 _OVERLOADS = frozenset({429, 503})
@@ -170,12 +171,23 @@ def _authorization(key: str | None) -> dict[str, str]:
 async def _error_of(response: aiohttp.ClientResponse) -> UpstreamError:
     body = await response.content.read(ERROR_BYTES_MAX)
     try:
-        message = str(msgspec.json.decode(body)["error"]["message"])
+        told: dict[str, Any] = msgspec.json.decode(body)["error"]
+        message = str(told["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):
-        message = body[:200].decode("utf-8", errors="replace")
+        told, message = {}, body[:200].decode("utf-8", errors="replace")
     if response.status in _REFUSALS:
-        return UpstreamRefusalError(message)
+        return _refusal(told, message)
     return UpstreamError(f"upstream answered {response.status}: {message}", is_overload=response.status in _OVERLOADS)
+
+
+def _refusal(told: dict[str, Any], message: str) -> UpstreamRefusalError:
+    """Servers say in different ways that a prompt is too long; clients look for OpenAI's."""
+    code, param = (told.get(name) if isinstance(told.get(name), str) else None for name in ("code", "param"))
+    if OVERFLOW_WORDS in message or told.get("type") == "exceed_context_size_error":  # llama-server's word
+        code = ContextOverflowError.code
+        if OVERFLOW_WORDS not in message:
+            message = f"This model's {OVERFLOW_WORDS} is {told.get('n_ctx', 'less than that many')} tokens: {message}"
+    return UpstreamRefusalError(message, code=code, param=param)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

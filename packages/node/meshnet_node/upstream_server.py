@@ -25,6 +25,7 @@ from meshnet_node.server import (
     run_node,
     serving,
     start_sse,
+    write_in_time,
 )
 from meshnet_node.settings import NodeSettings, is_loopback
 from meshnet_node.ticket_gate import TicketGate
@@ -73,7 +74,7 @@ class UpstreamApp:
                 async with self._upstream.open_chat(body) as chunks:
                     response = await start_sse(request)
                     async for chunk in chunks:
-                        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+                        await write_in_time(response, b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         except NodeError as error:
             if response is None:
                 return error_response(error)
