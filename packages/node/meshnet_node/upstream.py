@@ -26,6 +26,8 @@ from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, Mod
 ONE_LAYER = LayerRange(0, 0)
 PROBE_TOKENS = 32
 PROBE_TIMEOUT_S = 120.0
+ANSWER_S_MAX = 1.5
+"""For a sign that it is there. The tracker gives a probe 2 s."""
 EVENT_BYTES_MAX = 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 CONTEXT_TOKENS_DEFAULT = 4096
@@ -60,6 +62,17 @@ class Upstream:
         began_s = time.perf_counter()
         tokens = await self._probe(PROBE_TOKENS)
         return max(tokens, 1) / (time.perf_counter() - began_s)
+
+    async def is_well(self) -> bool:
+        """Whether the server behind answers. It is asked for its models: a chat would take somebody's place."""
+        try:
+            async with (
+                asyncio.timeout(ANSWER_S_MAX),
+                self._http.get(f"{self._url}/models", headers=self._headers) as response,
+            ):
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):  # TimeoutError is one too.
+            return False
 
     @asynccontextmanager
     async def open_chat(self, request: HeadRequest) -> AsyncIterator[AsyncGenerator[ChatChunk, None]]:

@@ -53,9 +53,16 @@ class UpstreamApp:
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
-        model_key, depth = self._upstream.card.model_key, self._upstream.queue_depth
+        """200 only if the server behind answers: without it this node serves nobody."""
+        is_well = await self._upstream.is_well()
         return web.json_response(
-            {"status": "ok", "node_id": self._identity.node_id, "model": model_key, "sessions": depth}
+            status=200 if is_well else 503,
+            data={
+                "status": "ok" if is_well else "the upstream does not answer",
+                "node_id": self._identity.node_id,
+                "model": self._upstream.card.model_key,
+                "sessions": self._upstream.queue_depth,
+            },
         )
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
