@@ -27,6 +27,7 @@ from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.blame import Blame
+from meshnet_tracker.bounded_http import BoundedHttpProtocol
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
@@ -290,7 +291,7 @@ def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
         uvicorn.Config(
             tracker.app,
             loop="uvloop",
-            http="httptools",
+            http=BoundedHttpProtocol,
             ws="none",
             access_log=False,
             log_level="warning",
