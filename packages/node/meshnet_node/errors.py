@@ -247,10 +247,3 @@ class RemoteHopError(NodeError):
         self.code = code
         self.reporter = reporter
         """Who found the link to the culprit broken, if that is what it is."""
-
-
-def http_status_of(error: NodeError) -> int:
-    """The status a head answers with when ``error`` comes before the first byte."""
-    if error.code == NoFreeSlotError.code:
-        return NoFreeSlotError.http_status  # also when it is a later hop that has none
-    return error.http_status
