@@ -151,7 +151,7 @@ async def test_models_are_listed_and_slashes_forgiven() -> None:
         _, models, _ = await ask(tracker, "//v1/models/")
         status, model, _ = await ask(tracker, "/v1/models/org/tiny%20chat")
 
-    assert [set(entry) for entry in models["data"]] == [{"id", "object", "created", "owned_by"}]
+    assert [set(entry) for entry in models["data"]] == [{"id", "object", "created", "owned_by", "ready"}]
     assert (status, model) == (200, models["data"][0])
 
 

@@ -37,6 +37,7 @@ PROBED_CODES = {"upstream"}
 
 _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
+_BROKEN_OFF = (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError)
 
 
 def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
@@ -111,7 +112,10 @@ def _broken_stream(error: dict[str, Any], head: NodeId) -> AttemptFailedError | 
 
 
 def _unreachable(head: NodeId, error: Exception) -> AttemptFailedError:
-    return AttemptFailedError(f"head {head}: {type(error).__name__}: {error}", culprit=head, is_unreachable=True)
+    if isinstance(error, _BROKEN_OFF):
+        return AttemptFailedError(f"head {head} broke its connection off", culprit=head, is_unreachable=True)
+    why = f"{type(error).__name__}: {error}"
+    return AttemptFailedError(f"head {head} cannot be reached: {why}", culprit=head, is_unreachable=True)
 
 
 def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -> AttemptFailedError:
