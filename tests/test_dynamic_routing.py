@@ -306,6 +306,7 @@ def test_a_pinned_route_bypasses_the_bandit_and_is_planned_hop_by_hop() -> None:
         (["gpu", "stranger"], InvalidRouteError, "never here"),
         (["gpu", "gone"], RouteUnavailableError, "has left"),
         (["gpu", "shy"], RouteUnavailableError, "not answering"),
+        (["gpu", "flappy"], RouteUnavailableError, "settling"),
     ],
 )
 def test_a_pinned_route_that_cannot_run_is_refused(instances: list[str], error: type[Exception], message: str) -> None:
@@ -316,11 +317,13 @@ def test_a_pinned_route_that_cannot_run_is_refused(instances: list[str], error: 
         ("tail", "22-39", 1.0, ()),
         ("gone", "22-39", 1.0, ()),
         ("shy", "22-39", 1.0, ()),
+        ("flappy", "22-39", 1.0, ()),
     )
     ids = {node.node_id.split(".")[0]: node.node_id for node in fleet.nodes()}
     gone = make_registration("gone", "22-39")
     fleet.handle(NodeLeft(Leave(node_id=gone.node_id, incarnation=gone.incarnation)), now=0.0)
     fleet.handle(NodeSuspected(ids["shy"]), now=0.0)
+    model.nodes[ids["flappy"]].is_settling = True
 
     with pytest.raises(error, match=message):
         make_router(fleet).choose(model, pinned=[ids.get(name, NodeId(name)) for name in instances], now=0.0)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -11,8 +12,15 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
+from meshnet_node.server import NodeIdentity
+from meshnet_node.ticket_gate import TicketGate
+from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.upstream import Upstream, find_card
+from meshnet_node.upstream_server import UpstreamApp
+from meshnet_node.wallet import Wallet
+from meshnet_protocol.ids import Incarnation
 from meshnet_protocol.messages import ChatChunk, HeadRequest, Tool, Usage
 
 CHUNK = b'data: {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}\n\n'
@@ -23,8 +31,9 @@ class Vendor:
     """A small server of ours that speaks the protocol; the mesh tests meet a real one."""
 
     def __init__(self) -> None:
-        self.models: list[dict[str, Any]] = [{"id": "big", "max_model_len": 32768}]
+        self.models: list[dict[str, Any]] | None = [{"id": "big", "max_model_len": 32768}]
         self.status = 200
+        self.error: dict[str, Any] = {"message": "no such thing"}
         self.stream = CHUNK + CHUNK + END
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
@@ -37,13 +46,15 @@ class Vendor:
         return app
 
     async def _models(self, _: web.Request) -> web.Response:
+        if self.models is None:
+            raise web.HTTPBadGateway
         return web.json_response({"data": self.models})
 
     async def _chat(self, request: web.Request) -> web.Response:
         self.bodies.append(await request.json() | {"path": request.path})
         self.keys.append(request.headers.get("Authorization"))
         if self.status != 200:
-            return web.json_response({"error": {"message": "no such thing"}}, status=self.status)
+            return web.json_response({"error": self.error}, status=self.status)
         return web.Response(body=self.stream, content_type="text/event-stream")
 
 
@@ -212,6 +223,29 @@ async def test_errors_of_the_upstream_keep_their_meaning(status: int, kind: type
 
 
 @pytest.mark.parametrize(
+    ("error", "code", "param"),
+    [
+        ({"message": "no", "code": "invalid_value", "param": "top_p"}, "invalid_value", "top_p"),
+        ({"message": "no", "code": 400, "param": None}, "upstream", None),
+        ({"message": "maximum context length is 64", "code": 400}, "context_length_exceeded", None),
+        ({"message": "too big", "type": "exceed_context_size_error", "n_ctx": 64}, "context_length_exceeded", None),
+    ],
+)
+async def test_a_refusal_of_the_upstream_reaches_the_client_in_openais_words(
+    error: dict[str, Any], code: str, param: str | None
+) -> None:
+    vendor = Vendor()
+    vendor.status, vendor.error = 400, error
+    async with upstream_of(vendor) as upstream:
+        with pytest.raises(UpstreamRefusalError) as failure:
+            await chat(upstream)
+
+    told = error_body(failure.value)
+    assert (told["code"], told["param"]) == (code, param)
+    assert ("maximum context length is 64" in str(told["message"])) == (code == "context_length_exceeded")
+
+
+@pytest.mark.parametrize(
     "stream",
     [
         CHUNK,
@@ -245,7 +279,7 @@ async def test_chats_under_way_are_counted_and_a_client_that_leaves_is_no_longer
 async def test_the_card_names_the_model_and_its_context() -> None:
     vendor = Vendor()
     async with upstream_of(vendor) as one:
-        vendor.models.append({"id": "small"})
+        vendor.models = [{"id": "big"}, {"id": "small"}]
         with pytest.raises(UpstreamError, match="--model-name: big, small"):
             async with upstream_of(vendor):
                 pass
@@ -254,3 +288,23 @@ async def test_the_card_names_the_model_and_its_context() -> None:
 
     assert (one.card.name, one.card.context_tokens, one.card.layer_count) == ("big", 32768, 1)
     assert other.card.fingerprint != one.card.fingerprint
+
+
+@pytest.mark.parametrize(("models", "status"), [([{"id": "big"}], 200), (None, 503)])
+async def test_the_health_of_such_a_node_is_that_of_its_upstream(
+    models: list[dict[str, Any]] | None, status: int, tmp_path: Path
+) -> None:
+    vendor = Vendor()
+    async with upstream_of(vendor) as upstream:
+        wallet = Wallet.load_or_create(tmp_path / "wallet.pem")
+        identity = NodeIdentity(wallet, "up", Incarnation("1"), "http://127.0.0.1", upstream.shard)
+        app = UpstreamApp(identity, upstream, TicketGate(TrackerTrust(), allows_direct=True)).build()
+        vendor.models = models
+        async with (
+            TestServer(app) as node,
+            aiohttp.ClientSession() as http,
+            http.get(node.make_url("/health")) as response,
+        ):
+            told = await response.json()
+
+    assert (response.status, told["node_id"]) == (status, identity.node_id)

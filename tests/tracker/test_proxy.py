@@ -270,6 +270,21 @@ async def test_the_hop_that_a_head_blames_is_left_out_and_the_head_is_not() -> N
     assert (states[head_id], states[tail_id]) == (False, True)
 
 
+async def test_a_head_whose_upstream_fails_is_left_out_until_a_probe_finds_it_well() -> None:
+    async with mesh({}, {}) as (tracker, heads):
+        heads[0].refusal = (502, {"message": "connection refused", "code": "upstream"})
+        heads[0].is_well = False
+        node = next(node for node in tracker.server.fleet.nodes() if node.registration.url == heads[0].url)
+        async with asyncio.timeout(10):
+            while not node.is_suspected:
+                async with post(tracker) as response:
+                    assert response.status == 200
+        heads[0].is_well = True
+        async with asyncio.timeout(5):
+            while node.is_suspected:  # noqa: ASYNC110 - the prober's own period
+                await asyncio.sleep(0.01)
+
+
 async def test_when_every_route_fails_the_client_is_told_once() -> None:
     broken = {"breaks_after": 0}
     async with mesh(broken, broken, broken, broken) as (tracker, heads):

@@ -13,7 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from meshnet_node.answer_parser import Content, Part, Thinking
-from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError
+from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, UpstreamRefusalError
 from meshnet_node.head import Chat, ChatBegun, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd, PrefillProgress
 from meshnet_node.tool_format import ParsedCall
 from meshnet_protocol.ids import NodeId
@@ -142,7 +142,7 @@ def error_body(error: NodeError) -> dict[str, str | None]:
     return {
         "message": str(error),
         "type": "meshnet_node_error",
-        "param": error.param if isinstance(error, RequestError) else None,
+        "param": error.param if isinstance(error, RequestError | UpstreamRefusalError) else None,
         "code": error.code,
         "culprit": culprit,
         "reporter": reporter,

@@ -208,7 +208,14 @@ class UpstreamError(NodeError):
 
 
 class UpstreamRefusalError(UpstreamError):
+    """The request's own fault, in the upstream's words."""
+
     http_status = 400
+
+    def __init__(self, message: str, *, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code or self.code
+        self.param = param
 
 
 class EngineClosedError(NodeError):
@@ -246,10 +253,3 @@ class RemoteHopError(NodeError):
         self.code = code
         self.reporter = reporter
         """Who found the link to the culprit broken, if that is what it is."""
-
-
-def http_status_of(error: NodeError) -> int:
-    """The status a head answers with when ``error`` comes before the first byte."""
-    if error.code == NoFreeSlotError.code:
-        return NoFreeSlotError.http_status  # also when it is a later hop that has none
-    return error.http_status

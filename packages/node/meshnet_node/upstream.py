@@ -18,7 +18,7 @@ from uuid import uuid4
 import aiohttp
 import msgspec
 
-from meshnet_node.errors import UpstreamError, UpstreamRefusalError
+from meshnet_node.errors import ContextOverflowError, UpstreamError, UpstreamRefusalError
 from meshnet_node.upstream_dialect import AnswerReader, UpstreamAsk, asks_of, sum_usage
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, ModelCard, Usage
@@ -26,9 +26,12 @@ from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, Mod
 ONE_LAYER = LayerRange(0, 0)
 PROBE_TOKENS = 32
 PROBE_TIMEOUT_S = 120.0
+ANSWER_S_MAX = 1.5
+"""For a sign that it is there. The tracker gives a probe 2 s."""
 EVENT_BYTES_MAX = 1024 * 1024
 ERROR_BYTES_MAX = 64 * 1024
 CONTEXT_TOKENS_DEFAULT = 4096
+OVERFLOW_WORDS = "maximum context length"
 DONE = b"[DONE]"
 _REFUSALS = frozenset({400, 413, 422})
 _OVERLOADS = frozenset({429, 503})
@@ -59,6 +62,17 @@ class Upstream:
         began_s = time.perf_counter()
         tokens = await self._probe(PROBE_TOKENS)
         return max(tokens, 1) / (time.perf_counter() - began_s)
+
+    async def is_well(self) -> bool:
+        """Whether the server behind answers. It is asked for its models: a chat would take somebody's place."""
+        try:
+            async with (
+                asyncio.timeout(ANSWER_S_MAX),
+                self._http.get(f"{self._url}/models", headers=self._headers) as response,
+            ):
+                return response.status == 200
+        except (aiohttp.ClientError, OSError):  # TimeoutError is one too.
+            return False
 
     @asynccontextmanager
     async def open_chat(self, request: HeadRequest) -> AsyncIterator[AsyncGenerator[ChatChunk, None]]:
@@ -170,12 +184,23 @@ def _authorization(key: str | None) -> dict[str, str]:
 async def _error_of(response: aiohttp.ClientResponse) -> UpstreamError:
     body = await response.content.read(ERROR_BYTES_MAX)
     try:
-        message = str(msgspec.json.decode(body)["error"]["message"])
+        told: dict[str, Any] = msgspec.json.decode(body)["error"]
+        message = str(told["message"])
     except (msgspec.MsgspecError, KeyError, TypeError):
-        message = body[:200].decode("utf-8", errors="replace")
+        told, message = {}, body[:200].decode("utf-8", errors="replace")
     if response.status in _REFUSALS:
-        return UpstreamRefusalError(message)
+        return _refusal(told, message)
     return UpstreamError(f"upstream answered {response.status}: {message}", is_overload=response.status in _OVERLOADS)
+
+
+def _refusal(told: dict[str, Any], message: str) -> UpstreamRefusalError:
+    """Servers say in different ways that a prompt is too long; clients look for OpenAI's."""
+    code, param = (told.get(name) if isinstance(told.get(name), str) else None for name in ("code", "param"))
+    if OVERFLOW_WORDS in message or told.get("type") == "exceed_context_size_error":  # llama-server's word
+        code = ContextOverflowError.code
+        if OVERFLOW_WORDS not in message:
+            message = f"This model's {OVERFLOW_WORDS} is {told.get('n_ctx', 'less than that many')} tokens: {message}"
+    return UpstreamRefusalError(message, code=code, param=param)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None]:

@@ -25,6 +25,7 @@ from meshnet_node.server import (
     run_node,
     serving,
     start_sse,
+    write_in_time,
 )
 from meshnet_node.settings import NodeSettings
 from meshnet_node.ticket_gate import TicketGate
@@ -52,9 +53,16 @@ class UpstreamApp:
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
-        model_key, depth = self._upstream.card.model_key, self._upstream.queue_depth
+        """200 only if the server behind answers: without it this node serves nobody."""
+        is_well = await self._upstream.is_well()
         return web.json_response(
-            {"status": "ok", "node_id": self._identity.node_id, "model": model_key, "sessions": depth}
+            status=200 if is_well else 503,
+            data={
+                "status": "ok" if is_well else "the upstream does not answer",
+                "node_id": self._identity.node_id,
+                "model": self._upstream.card.model_key,
+                "sessions": self._upstream.queue_depth,
+            },
         )
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
@@ -73,7 +81,7 @@ class UpstreamApp:
                 async with self._upstream.open_chat(body) as chunks:
                     response = await start_sse(request)
                     async for chunk in chunks:
-                        await response.write(b"data: " + msgspec.json.encode(chunk) + b"\n\n")
+                        await write_in_time(response, b"data: " + msgspec.json.encode(chunk) + b"\n\n")
         except NodeError as error:
             if response is None:
                 return error_response(error)

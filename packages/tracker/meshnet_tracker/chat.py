@@ -175,7 +175,7 @@ class Chat:
         return [
             {
                 "signature": run.decision.signature,
-                "outcome": run.outcome,
+                "outcome": run.outcome.value if run.outcome else None,
                 "culprit": run.culprit,
                 "prompt_tokens": self.usage.prompt_tokens if run is first else 0,
                 "completion_tokens": run.completion_tokens,

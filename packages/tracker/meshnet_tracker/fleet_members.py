@@ -49,6 +49,13 @@ class FleetNode:
         return not (self.is_draining or self.is_suspected or self.is_settling)
 
     @property
+    def hindrance(self) -> str:
+        """Why it is not ready, to be told to who insists on it."""
+        if self.is_draining:
+            return "draining"
+        return "not answering" if self.is_suspected else "settling: it has come and gone too often lately"
+
+    @property
     def machine(self) -> Machine:
         return self.registration.wallet, self.registration.instance
 

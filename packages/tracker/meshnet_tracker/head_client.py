@@ -32,6 +32,8 @@ REFUSALS = {400, 413, 422}
 REQUEST_FAULT_CODES = {"invalid_grammar"}
 """Of errors in a stream that are the request's own fault, and come up only when the answer is drawn."""
 OVERLOAD_CODES = {"no_free_slot", "overloaded"}
+PROBED_CODES = {"upstream"}
+"""The head is there, and what it stands for may not be: a probe of the head tells."""
 
 _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
@@ -125,4 +127,5 @@ def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -
         outcome=Outcome.OVERLOAD if is_overload else Outcome.NODE_FAULT,
         culprit=NodeId(culprit) if isinstance(culprit, str) and culprit else head,
         reporter=NodeId(reporter or head) if isinstance(reporter, str) else None,
+        is_unreachable=error.get("code") in PROBED_CODES,
     )

@@ -13,6 +13,7 @@ from types import FrameType
 import uvicorn
 from starlette.types import ASGIApp
 
+from meshnet_tracker.bounded_http import BoundedHttpProtocol
 from meshnet_tracker.settings import TrackerSettings
 
 SHUTDOWN_S_MAX = 8
@@ -39,7 +40,7 @@ class HttpServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http="httptools",
+                http=BoundedHttpProtocol,
                 ws="none",
                 access_log=False,
                 log_level="warning",

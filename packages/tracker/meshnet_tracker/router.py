@@ -378,7 +378,7 @@ class Router:
         if node.model_key != model.model_key:
             raise InvalidRouteError(f"Node {node_id} serves {node.model_key}, not {model.model_key}.", param="route")
         if not node.is_ready:
-            raise RouteUnavailableError(f"Node {node_id} is {'draining' if node.is_draining else 'not answering'}.")
+            raise RouteUnavailableError(f"Node {node_id} is {node.hindrance}.")
         return node
 
 

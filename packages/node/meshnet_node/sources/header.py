@@ -8,7 +8,6 @@ import struct
 from meshnet_node.errors import ModelFileError
 
 HEADER_BYTES_MAX = 512 * 1024 * 1024
-ALIGNMENT_DEFAULT = 32
 _STRING, _ARRAY = 8, 9
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _COUNT_MAX = 1 << 20

@@ -120,9 +120,6 @@ class NodeBelief:
         """Nothing has been measured of this process."""
         return self._mass <= DISPUTED_MASS
 
-    def is_restless(self) -> bool:
-        return self._restless > 0.5
-
     def base_s(self, now: float, half_life_s: float) -> float:
         """Seconds per layer and token. Kept for a moment, because every decision asks for it."""
         if now < self._base_until:
