@@ -5,6 +5,7 @@ import re
 import socket
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def test_every_command_explains_itself_and_names_its_environment_variables(comma
 
     assert done.returncode == 0
     assert "MESHNET_" in done.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["bench"], ["model"]], ids=" ".join)
+def test_without_a_word_the_commands_are_listed_line_by_line(words: list[str]) -> None:
+    done = meshnet(*words)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: meshnet")
+    assert "\nCommands:\n" in done.stderr
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert meshnet("--version").stdout == f"meshnet {version('meshnet-cli')}\n"
 
 
 @pytest.mark.parametrize("command", ["tracker", "node", "chat", "model inspect", "bench routing"])

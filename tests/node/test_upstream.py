@@ -290,6 +290,11 @@ async def test_the_card_names_the_model_and_its_context() -> None:
     assert other.card.fingerprint != one.card.fingerprint
 
 
+async def test_servers_with_the_same_model_stand_in_for_each_other_wherever_they_are() -> None:
+    async with upstream_of(Vendor()) as one, upstream_of(Vendor()) as other:
+        assert one.card.model_key == other.card.model_key
+
+
 @pytest.mark.parametrize(("models", "status"), [([{"id": "big"}], 200), (None, 503)])
 async def test_the_health_of_such_a_node_is_that_of_its_upstream(
     models: list[dict[str, Any]] | None, status: int, tmp_path: Path

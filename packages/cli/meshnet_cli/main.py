@@ -1,6 +1,8 @@
 """The command's composition root: which commands there are, and how their mistakes are told."""
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 from typer.exceptions import Abort, TyperException
@@ -30,6 +32,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _tell_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"meshnet {version('meshnet-cli')}")
+        raise typer.Exit
+
+
+@app.callback()
+def every_command(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Say the version and end.")
+    ] = False,
+) -> None:
+    """Serve one LLM across the machines you already have."""
+
+
 for command in (tracker, node, status, routes, calls, chat, demo):
     app.command()(command)
 app.add_typer(bench, name="bench")
@@ -41,7 +60,11 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
     except TyperException as error:
-        fail(error.format_message(), error.exit_code)
+        message = error.format_message()
+        if message.startswith("Usage:"):  # nothing was asked for: what could be is no error, and has lines of its own
+            print(message, file=sys.stderr)
+            sys.exit(USAGE_EXIT_CODE)
+        fail(message, error.exit_code)
     except (CommandError, NodeError, TrackerError) as error:
         fail(str(error), USAGE_EXIT_CODE)
     except (Abort, KeyboardInterrupt):
