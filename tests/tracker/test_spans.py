@@ -1,6 +1,7 @@
 """Finished calls as spans: with the SDK's own exporter, and over the wire to a collector that the environment names."""
 
 import asyncio
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from structlog.testing import capture_logs
 
 from dashboard.stage import Stage, stage
 from meshnet_tracker.spans import write_spans, writer_from_environment
@@ -91,6 +93,14 @@ async def test_a_collector_named_by_the_environment_gets_the_spans_when_the_trac
     names = [span.name for scope in of_service.scope_spans for span in scope.spans]
     assert sorted(names) == ["attempt 1", "chat tiny@f00dfeedcafe", "hop slow"]
     assert "meshnet-tracker" in str(of_service.resource)
+
+
+def test_a_tracker_without_the_packages_says_how_to_get_them_and_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with capture_logs() as logs:
+        assert writer_from_environment({COLLECTOR: "http://127.0.0.1:4318"}) is None
+
+    assert "uv sync --extra otel" in logs[0]["event"]
 
 
 @pytest.mark.parametrize(
