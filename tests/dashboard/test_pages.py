@@ -104,7 +104,13 @@ async def test_the_wall_is_live_says_why_and_survives_a_reload(page: Page, mesh:
 async def test_the_wall_outlives_the_tracker_and_goes_on_with_the_next_one(page: Page, tmp_path: Path) -> None:
     kept: dict[str, Any] = {"port": free_port(0), "database": f"sqlite:///{tmp_path}/calls.db"}
     # A chat whose end this tracker does not live to see.
-    begun = {"request_id": "lost", "model": "tiny", "mode": "scout", "reason": "stale", "resumed_tokens": 0}
+    begun: dict[str, Any] = {
+        "request_id": "lost",
+        "model": "tiny",
+        "mode": "scout",
+        "reason": "stale",
+        "resumed_tokens": 0,
+    }
     async with stage(**kept) as scene:
         ended = (await scene.chat())["x-request-id"]
         scene.tracker.server.events.append("proxy route selected", signature="tiny | a[0-39]", hops=[], **begun)
