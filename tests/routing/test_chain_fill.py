@@ -6,13 +6,16 @@ from random import Random
 import aiohttp
 import pytest
 
+from meshnet_protocol.ids import Incarnation, NodeId
+from meshnet_protocol.messages import Leave
 from meshnet_tracker.candidates import CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
 from meshnet_tracker.errors import SettingsError
-from meshnet_tracker.fleet import Fleet, NodeRegistered, ServedModel
+from meshnet_tracker.fleet import Fleet, NodeLeft, NodeRegistered, ServedModel
 from meshnet_tracker.policies.adaptive import AdaptivePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore, RoutingConfig
+from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.testing import make_card, make_registration, running_head, running_tracker
 
@@ -59,6 +62,39 @@ def test_ten_equal_tails_all_get_work_from_the_adaptive_policy() -> None:
     decisions = [router.choose(model, now=1.0) for _ in range(40)]
 
     assert set(Counter(decision.route.node_ids[1] for decision in decisions).values()) == {4}
+
+
+def test_routes_that_are_taken_beside_the_candidates_stand_in_the_table_too() -> None:
+    fleet, model = ten_tails()
+    config = RoutingConfig()
+    stats = RouteStatsStore(config)
+    router = Router(
+        fleet=fleet,
+        stats=stats,
+        config=config,
+        rng=Random(1),
+        enumerate_routes=FilledCandidates(limit=2).candidates,
+        policy=AdaptivePolicy(config=config),
+    )
+    assert len(routing_table(router, stats, [model], 1.0)["models"][0]["candidates"]) == 2
+    for _ in range(40):
+        router.choose(model, now=1.0)
+    rows = routing_table(router, stats, [model], 1.0)["models"][0]["candidates"]
+
+    assert len(rows) == 10
+    assert sum(row["actual_share"] for row in rows) == pytest.approx(1.0)
+    assert all(row["in_flight"] == 4 and row["prior_tps"] > 0 for row in rows)
+
+    gone = rows[-1]["hops"][1]["node_id"]
+    fleet.handle(NodeLeft(Leave(node_id=gone, incarnation=run_of(fleet, gone))), 2.0)
+    rows = routing_table(router, stats, [model], 2.0)["models"][0]["candidates"]
+    assert gone not in {hop["node_id"] for row in rows for hop in row["hops"]}
+
+
+def run_of(fleet: Fleet, node_id: NodeId) -> Incarnation:
+    node = fleet.node(node_id)
+    assert node is not None
+    return node.registration.incarnation
 
 
 async def test_an_adaptive_tracker_serves_and_explains_itself() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from random import Random
 
 import msgspec
@@ -11,115 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshnet_protocol.messages import Heartbeat, HopTiming, Leave
-from meshnet_tracker.chain_fill import FilledCandidates
+from meshnet_protocol.messages import Heartbeat, HopTiming
 from meshnet_tracker.errors import NoRouteError, RouteUnavailableError
-from meshnet_tracker.fleet import Fleet, HeartbeatReceived, NodeLeft, NodeRegistered, NodeSuspected, ServedModel
+from meshnet_tracker.fleet import HeartbeatReceived, NodeSuspected
 from meshnet_tracker.policies.adaptive import AdaptivePolicy
 from meshnet_tracker.policies.node_beliefs import DISTRUSTED_S_MAX, NodeBelief
-from meshnet_tracker.policies.proportional import ProportionalPolicy
-from meshnet_tracker.route_policy import RoutePolicy
-from meshnet_tracker.router import RouteDecision, Router
-from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore, RoutingConfig
+from meshnet_tracker.routing_stats import DecisionMode
 from meshnet_tracker.routing_table import routing_table
-from meshnet_tracker.testing import make_card, make_registration
+from routing.policy_mesh import Mesh, every_policy, instances, learns_from_failures, whole_mesh
 
-LAYERS = 12
-CARD = make_card(layer_count=LAYERS)
-CONFIG = RoutingConfig()
-POLICIES: dict[str, Callable[[RouteStatsStore], RoutePolicy]] = {
-    "proportional": lambda stats: ProportionalPolicy(stats=stats, config=CONFIG),
-    "adaptive": lambda _: AdaptivePolicy(config=CONFIG),
-}
-every_policy = pytest.mark.parametrize("policy", POLICIES)
-# The default scouts by its share of traffic and starts cold at the best prior, and it does not learn from failures.
-learns_from_failures = pytest.mark.parametrize("policy", [name for name in POLICIES if name != "proportional"])
 any_seconds = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(0.01, 100))
 any_tokens = st.integers(-2, 10**12)
-
-
-@dataclass
-class Mesh:
-    """A small mesh with a router of the given policy, and the requests that are out."""
-
-    policy: str
-    fleet: Fleet = field(default_factory=Fleet)
-    stats: RouteStatsStore = field(default_factory=lambda: RouteStatsStore(CONFIG))
-    held: list[RouteDecision] = field(default_factory=list)
-    runs: dict[str, int] = field(default_factory=dict)
-    now: float = 100.0
-
-    def __post_init__(self) -> None:
-        self.router = Router(
-            fleet=self.fleet,
-            stats=self.stats,
-            config=CONFIG,
-            rng=Random(3),
-            enumerate_routes=FilledCandidates(limit=8).candidates if self.policy == "adaptive" else None,
-            policy=POLICIES[self.policy](self.stats),
-        )
-
-    def join(self, instance: str, layers: str, speed: float = 1000.0, slots: int = 4) -> None:
-        self.runs[instance] = self.runs.get(instance, 0) + 1
-        registration = make_registration(
-            instance,
-            layers,
-            model=CARD,
-            layer_tokens_per_s=speed,
-            incarnation=f"{instance} {self.runs[instance]}",
-        )
-        self.fleet.handle(NodeRegistered(msgspec.structs.replace(registration, slots=slots)), self.now)
-        self.stats.bump_epoch(CARD.model_key)
-
-    def leave(self, instance: str) -> None:
-        for node in [node for node in self.fleet.nodes() if node.registration.instance == instance]:
-            registration = node.registration
-            leave = Leave(node_id=node.node_id, incarnation=registration.incarnation)
-            self.fleet.handle(NodeLeft(leave), self.now)
-            self.stats.bump_epoch(CARD.model_key)
-
-    @property
-    def model(self) -> ServedModel:
-        model = self.fleet.model(CARD.model_key)
-        assert model is not None
-        return model
-
-    def choose(self, **how: object) -> RouteDecision:
-        decision = self.router.choose(self.model, now=self.now, **how)  # type: ignore[arg-type]
-        self.held.append(decision)
-        return decision
-
-    def end(self, decision: RouteDecision, *, seconds: float | None = None, fails: bool = False) -> None:
-        if fails:
-            self.router.note_failure(decision, suspects=(), now=self.now)
-        elif seconds is not None:
-            self.router.observe(decision, completion_tokens=100, seconds=seconds, now=self.now)
-        self.router.release(decision, self.now)
-        self.held.remove(decision)
-
-    def run(self, speeds: dict[str, float], count: int, *, fails: tuple[str, ...] = ()) -> list[str]:
-        """One request after the other on whole-model nodes; who took them. ``speeds``: seconds each takes."""
-        taken: list[str] = []
-        for _ in range(count):
-            decision = self.choose()
-            (instance,) = instances(decision)
-            taken.append(instance)
-            self.now += 0.05 if instance in fails else speeds[instance]
-            self.end(decision, seconds=speeds[instance], fails=instance in fails)
-        return taken
-
-
-def instances(decision: RouteDecision) -> list[str]:
-    return [node_id.split(".")[0] for node_id in decision.route.node_ids]
-
-
-def whole_mesh(policy: str, *names: str, speed: float = 1000.0) -> Mesh:
-    mesh = Mesh(policy)
-    for name in names:
-        mesh.join(name, "0-11", speed)
-    return mesh
-
-
 actions = st.lists(
     st.tuples(
         st.sampled_from(["choose", "choose", "complete", "fail", "abort", "join", "leave", "beat", "suspect", "step"]),
@@ -276,6 +176,20 @@ def test_an_unproven_node_gets_its_first_request_soon_and_only_one_at_a_time(pol
 
 
 @learns_from_failures
+def test_the_table_says_of_every_arm_why_it_is_taken_or_not(policy: str) -> None:
+    mesh = whole_mesh(policy, "fast", "slow", "bad")
+    mesh.run({"fast": 1.0, "slow": 3.0, "bad": 0.1}, 150, fails=("bad",))
+    mesh.join("new", "0-11", 1.0)
+    (entry,) = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)["models"]
+    reasons = {signature.split("| ")[1].split(".")[0]: e["reason"] for signature, e in entry["explanations"].items()}
+
+    assert reasons["fast"] == "quickest"
+    assert reasons["slow"] == "another route is quicker now"
+    assert "failed lately: only trials for" in reasons["bad"]
+    assert reasons["new"].endswith("waits for its first request")
+
+
+@learns_from_failures
 def test_a_join_leaves_what_is_known_of_others_alone(policy: str) -> None:
     mesh = whole_mesh(policy, "a", "b")
     mesh.run({"a": 1.0, "b": 2.0}, 40)
@@ -286,7 +200,7 @@ def test_a_join_leaves_what_is_known_of_others_alone(policy: str) -> None:
     assert statuses == {"a": "proven", "b": "proven", "c": "unsampled"}
 
 
-@learns_from_failures
+@every_policy
 def test_a_client_that_leaves_changes_nothing_but_the_count(policy: str) -> None:
     mesh = whole_mesh(policy, "a")
     mesh.run({"a": 1.0}, 10)
@@ -296,6 +210,25 @@ def test_a_client_that_leaves_changes_nothing_but_the_count(policy: str) -> None
 
     after = routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
     assert after["models"][0]["explanations"] == before["models"][0]["explanations"]
+
+
+@every_policy
+def test_to_look_at_the_table_changes_no_decision(policy: str) -> None:
+    """A dashboard asks every few seconds, and must not use up the trials and first requests that are due."""
+    unseen, seen = whole_mesh(policy, "good", "bad"), whole_mesh(policy, "good", "bad")
+    taken: list[list[str]] = []
+    for mesh in (unseen, seen):
+        names = []
+        for number in range(500):
+            if number == 250:
+                mesh.join("slow", "0-11", 10.0)
+            if mesh is seen:
+                routing_table(mesh.router, mesh.stats, [mesh.model], mesh.now)
+            names += mesh.run({"good": 1.0, "bad": 0.05, "slow": 9.0}, 1, fails=("bad",))
+        taken.append(names)
+    assert taken[0] == taken[1]
+    if policy != "proportional":  # which goes to the fastest, and to one that fails it is the fastest
+        assert taken[0][250:].count("slow") > 0
 
 
 @learns_from_failures

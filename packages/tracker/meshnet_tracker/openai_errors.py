@@ -133,6 +133,12 @@ def refused_access(refusal: Refusal) -> HttpError:
             assert_never(refusal)
 
 
+def too_many_guesses(wait_s: int) -> HttpError:
+    message = f"Incorrect API key provided, as too often before from this address: wait {wait_s} s, and check the key."
+    error = error_object(message, kind=_INVALID, code="too_many_wrong_keys")
+    return HttpError(429, error, {"retry-after": str(wait_s)})
+
+
 def foreign_origin(origin: str) -> HttpError:
     return HttpError(403, error_object(f"This endpoint does not answer pages of {origin!r}.", kind=_INVALID))
 

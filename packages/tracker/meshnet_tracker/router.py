@@ -30,6 +30,7 @@ from meshnet_tracker.candidates import (
     CandidateCache,
     explain_no_route,
     find_chain,
+    prior_tps,
 )
 from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, UnknownModelError
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
@@ -46,10 +47,12 @@ from meshnet_tracker.routing_stats import (
     RoutingConfig,
     best_prior,
 )
-from meshnet_tracker.traffic import TrafficShares
+from meshnet_tracker.traffic import RoutesBeyond, TrafficShares
 
 POLICY_TRIES_MAX = 8
 """How often a policy is asked again because it took a route that is not as wished."""
+LISTED_BEYOND_MAX = 8
+"""So many routes that are no candidates, and were taken all the same, stand in the routing table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +99,7 @@ class Router:
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._aliases = aliases
         self._traffic = TrafficShares(half_life_s=config.stats_half_life_s)
+        self._beyond = RoutesBeyond()
         self._reservations = Reservations()
         self._next_reservation = itertools.count(1)
         self._latest_now = 0.0
@@ -126,15 +130,13 @@ class Router:
         """What the bandit chooses among, best prior first; empty if it has nothing to say."""
         return self._enumerate_routes(model)
 
-    def has_sound_route(self, model: ServedModel, now: float) -> bool:
-        """Whether a chat may expect to be served: over nodes and links that have not failed lately."""
-
-        def is_sound(route: Route) -> bool:
-            return not self._has_failed_lately(route, now, all_policies=True)
-
-        return any(is_sound(candidate.route) for candidate in self.candidates(model)) or bool(
-            find_chain(model, model.ready_nodes(), _refuse((), is_sound))
-        )
+    def listed(self, model: ServedModel, now: float) -> tuple[Candidate, ...]:
+        """The candidates, and behind them what a policy that knows more routes has mostly taken of those lately."""
+        candidates, shares = self.candidates(model), self.actual_shares(model.model_key, now)
+        known = {candidate.signature for candidate in candidates}
+        beyond = [route for route in self._beyond.possible(model) if route.signature not in known]
+        beyond.sort(key=lambda route: -shares.get(route.signature, 0.0))
+        return (*candidates, *(Candidate(route, prior_tps(route, model)) for route in beyond[:LISTED_BEYOND_MAX]))
 
     def choose(
         self,
@@ -161,7 +163,14 @@ class Router:
         choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too)
         decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
+        is_candidate = any(candidate is choice.candidate for candidate in request.candidates)
+        if not is_candidate and choice.mode is not DecisionMode.GREEDY_FALLBACK:
+            self._beyond.note(choice.candidate.route)
         return decision
+
+    def reserve_for_probe(self, route: Route, now: float) -> RouteDecision:
+        """Room for the tracker's own live probe, until ``release``; no choice, and no part of the traffic."""
+        return self._reserve(route, DecisionMode.PINNED, "live probe", now, None)
 
     def release(self, decision: RouteDecision, now: float | None = None) -> None:
         """Give the room back. To do so twice is a bug of the caller. Without ``now``: at the last time heard of."""
@@ -275,11 +284,11 @@ class Router:
             choice, odds=(ArmOdds(arm.signature, 1.0, self._stats.view(arm.model_key, arm.signature, now).tps),)
         )
 
-    def _has_failed_lately(self, route: Route, now: float, *, all_policies: bool = False) -> bool:
+    def _has_failed_lately(self, route: Route, now: float) -> bool:
         """A policy that keeps a ledger of nodes' faults itself has priced them already: nobody pays twice."""
         if self._links.is_cooling(route, now):
             return True
-        if self.policy.learns_from_failures and not all_policies:
+        if self.policy.learns_from_failures:
             return False
         return any(self._live_node(node_id).faults.is_cooling(now) for node_id in route.node_ids)
 

@@ -15,7 +15,10 @@ from meshnet_tracker.routing_stats import ArmStatus, ArmView, RouteStatsStore
 
 
 def routing_table(router: Router, stats: RouteStatsStore, models: Sequence[ServedModel], now: float) -> dict[str, Any]:
-    """``{"config": ..., "models": [{"model", "epoch", "candidates": [...]}]}``, best prior first."""
+    """``{"config": ..., "models": [{"model", "epoch", "candidates": [...]}]}``, best prior first.
+
+    Behind the candidates stand the routes beside them that are used most, under a policy that knows more of them.
+    """
     config = router.config
     return {
         "config": {
@@ -30,7 +33,7 @@ def routing_table(router: Router, stats: RouteStatsStore, models: Sequence[Serve
 
 
 def _model_entry(router: Router, stats: RouteStatsStore, model: ServedModel, now: float) -> dict[str, Any]:
-    candidates = router.candidates(model)
+    candidates = router.listed(model, now)
     opinions = router.policy.explain(model, candidates, now)
     views = {c.signature: _seen(stats.view(c.model_key, c.signature, now), opinions[c.signature]) for c in candidates}
     actual = router.actual_shares(model.model_key, now)

@@ -33,7 +33,8 @@ from meshnet_protocol.messages import (
 )
 from meshnet_protocol.proofs import WALLET_HEADER, Proof, prove, public_key_text
 from meshnet_tracker.fleet import NodeRegistered
-from meshnet_tracker.server import TrackerServer, listen, make_http_server, url_of
+from meshnet_tracker.http_server import listen, url_of
+from meshnet_tracker.server import TrackerServer
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.sse import DONE, write_event
 
@@ -297,10 +298,15 @@ class NodeVoice:
 @asynccontextmanager
 async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -> AsyncIterator[RunningTracker]:
     """A tracker on a free loopback port in this process. Nodes need no heartbeats unless the settings say so."""
-    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S, "checks_reachability": False}
+    defaults = {
+        "port": 0,
+        "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S,
+        "checks_reachability": False,
+        "probes_models": False,
+    }
     made = TrackerServer(TrackerSettings(**{**defaults, **settings}), route_rng=route_rng)
     with listen(made.settings) as listener:
-        http_server = make_http_server(made)
+        http_server = made.http_server()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http_server.serve(sockets=[listener]))
             try:

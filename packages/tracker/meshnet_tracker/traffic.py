@@ -6,6 +6,8 @@ They stand beside the expected shares in the routing table, so that a person can
 import math
 
 from meshnet_protocol.ids import ModelKey, Signature
+from meshnet_protocol.routes import Route
+from meshnet_tracker.fleet import ServedModel
 
 # Below this an arm's count says nothing any more, and its entry is dropped.
 COUNT_MIN = 1e-3
@@ -36,3 +38,25 @@ class TrafficShares:
     def _at(self, counted: tuple[float, float], now: float) -> float:
         count, timestamp = counted
         return count * math.exp2(-max(0.0, now - timestamp) / self._half_life_s)
+
+
+class RoutesBeyond:
+    """Routes that a policy took though they are no candidates; the latest, so that the routing table can list them."""
+
+    KEPT_MAX = 64
+    """Per model."""
+
+    def __init__(self) -> None:
+        self._routes: dict[ModelKey, dict[Signature, Route]] = {}
+
+    def note(self, route: Route) -> None:
+        routes = self._routes.setdefault(route.model_key, {})
+        routes.pop(route.signature, None)
+        routes[route.signature] = route
+        if len(routes) > self.KEPT_MAX:
+            del routes[next(iter(routes))]
+
+    def possible(self, model: ServedModel) -> list[Route]:
+        """Those whose nodes are all still there."""
+        routes = self._routes.get(model.model_key, {}).values()
+        return [route for route in routes if all(node_id in model.nodes for node_id in route.node_ids)]

@@ -42,7 +42,10 @@ class Asked:
 
     request: Request
     attempts: int = 0
-    failed: set[Signature] = field(default_factory=set)
+    drawn: int = 0
+    """Tokens drawn by attempts that broke off."""
+    failed: list[Signature] = field(default_factory=list)
+    """The arms that failed it since it last got on."""
     nodes: tuple[str, ...] = ()
     is_scout: bool = False
     excess_s: float = 0.0

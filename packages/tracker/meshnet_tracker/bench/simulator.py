@@ -1,31 +1,33 @@
 """One policy's hour in one world: discrete events in simulated time around the tracker's real modules.
 
-Real are the fleet, the enumeration, the statistics, the router with its reservations, and the policy.
-Simulated are machines, links, clients and clocks. Requests on a machine share it; whenever its crowd or its
-speed changes, everything on it is timed anew. The tracker hears what it would hear in earnest: heartbeats
-with queue depths, the end of a request with its hops' timings, a broken connection with the node that broke.
+Real are the fleet, the enumeration, the statistics, the router with its reservations, the policy, and the judgement
+of failures. Simulated are machines, links, clients and clocks. Requests on a machine share it; whenever its crowd or
+its speed changes, everything on it is timed anew. The tracker hears what it would hear in earnest: heartbeats with
+queue depths, the end of a request with its hops' timings, a broken connection with the node that broke. What breaks
+off goes on elsewhere, as often and as long as the proxy would have it.
 """
 
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import count, pairwise
+from itertools import count
 from random import Random
 
 import msgspec
 
 from meshnet_protocol.ids import NodeId
-from meshnet_protocol.messages import Heartbeat, HopTiming, ModelCard, Registration
+from meshnet_protocol.messages import Heartbeat, ModelCard, Registration
+from meshnet_tracker.bench.attempts import Attempt, begin
 from meshnet_tracker.bench.contender import Asked, Contender, Record, Tracker
 from meshnet_tracker.bench.machines import Machine, Run, best_route
 from meshnet_tracker.bench.traffic import Request
 from meshnet_tracker.bench.worlds import LAYER_COUNT, Change, NodeSpec, World
-from meshnet_tracker.errors import NoRouteError
+from meshnet_tracker.blame import Blame
+from meshnet_tracker.errors import AttemptFailedError, NoRouteError
 from meshnet_tracker.fleet import (
     Fleet,
     FleetEvent,
     HeartbeatReceived,
-    NodeFaulted,
+    NodeProbed,
     NodeRegistered,
     NodeSuspected,
     Tick,
@@ -34,31 +36,15 @@ from meshnet_tracker.fleet import TopologyChanged as Changed
 from meshnet_tracker.router import RouteDecision, Router
 from meshnet_tracker.routing_stats import DecisionMode, RouteStatsStore
 from meshnet_tracker.testing import make_card, make_registration
+from meshnet_tracker.tries import ATTEMPTS_MAX, FRUITLESS_ATTEMPTS_MAX
 
 HEARTBEAT_PERIOD_S = 2.0
 FAIL_FAST_S = 0.05
-TRUNCATED_SHARE = 0.2
-ATTEMPTS_MAX = 3
-SESSIONS_MAX = 48
-"""A machine with so many refuses more."""
-REFUSALS = {"fail-fast", "full"}
+PROBE_S = 0.1
+"""Until the tracker has called a suspected node itself."""
+ROUTE_WAIT_S_MAX, ROUTE_LOOK_PERIOD_S = 10.0, 0.5
 NEAR_BEST = 1.1
 PROMPT_GUESS_ERROR = 0.8
-
-
-@dataclass(slots=True)
-class _Attempt:
-    asked: Asked
-    decision: RouteDecision
-    run: Run
-    ending: str
-    suspects: tuple[Machine, ...] = ()
-    """Who makes it end badly, as far as the tracker is told; empty if the route was merely full.
-
-    A head that ends its stream too early, or a hop that refuses, is named. A hop further down that cuts a stream off
-    does so by its link, and then the hop before it may as well have done it.
-    """
-
 
 CARD: ModelCard = make_card(name="bench", layer_count=LAYER_COUNT)
 
@@ -71,6 +57,7 @@ class Simulation:
         self._fleet = Fleet(heartbeat_period_s=HEARTBEAT_PERIOD_S)
         stats = RouteStatsStore(contender.config)
         self._stats = stats
+        self._blame = Blame()
         self._machines: dict[str, Machine] = {}
         self._by_id: dict[NodeId, Machine] = {}
         per_s = len(requests) / requests[-1].at_s if requests and requests[-1].at_s else 0.0
@@ -82,11 +69,12 @@ class Simulation:
             rng=Random(f"{seed} routes"),
             enumerate_routes=contender.enumerate_routes() if contender.enumerate_routes else None,
             policy=policy,
+            links=self._blame.links,
         )
         self._events: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._order = count()
         self._run_ids = count()
-        self._attempts: dict[int, _Attempt] = {}
+        self._attempts: dict[int, Attempt] = {}
         self._scouts_on: dict[str, int] = {}
         self._scouts_max = 0
         self._sampled: set[str] = set()
@@ -130,58 +118,40 @@ class Simulation:
 
     # What clients and tracker do.
 
-    def _send(self, asked: Asked) -> None:
-        request = asked.request
-        guess = int(request.prompt_tokens * PROMPT_GUESS_ERROR)
+    def _send(self, asked: Asked, waited_s: float = 0.0) -> None:
+        """A chat that has begun waits for a route to come back, be it the one that broke; others do not."""
+        guess = int(asked.request.prompt_tokens * PROMPT_GUESS_ERROR)
+        exclude = () if waited_s else asked.failed
+        is_last_look = not asked.drawn or waited_s >= ROUTE_WAIT_S_MAX
         try:
-            decision = self.router.choose(self.model, now=self._clock, exclude=asked.failed, prompt_tokens=guess)
+            decision = self.router.choose(
+                self.model, now=self._clock, exclude=exclude, prompt_tokens=guess, suspects_too=is_last_look
+            )
         except NoRouteError:
-            self._end(asked, "failed")
+            if is_last_look:
+                self._end(asked, "failed")
+            else:
+                self._at(self._now + ROUTE_LOOK_PERIOD_S, self._send, asked, waited_s + ROUTE_LOOK_PERIOD_S)
             return
-        asked.attempts += 1
+        self._start(asked, decision)
+
+    def _start(self, asked: Asked, decision: RouteDecision) -> None:
         machines = tuple(self._by_id[node_id] for node_id in decision.route.node_ids)
+        asked.attempts += 1
         asked.nodes = tuple(machine.spec.name for machine in machines)
         asked.touched.update(asked.nodes)
-        is_scout = decision.mode is DecisionMode.SCOUT
-        asked.is_scout = asked.is_scout or is_scout
-        if is_scout:
+        if decision.mode is DecisionMode.SCOUT:
+            asked.is_scout = True
             self._count_scout(machines)
+        attempt = begin(asked, decision, machines, self._now)
         best_s, _ = best_route(
-            self._by_id.values(), prompt_tokens=request.prompt_tokens, output_tokens=request.output_tokens
+            self._by_id.values(), prompt_tokens=attempt.prompt_tokens, output_tokens=attempt.output_tokens
         )
-        self._start(asked, decision, machines, best_s)
-
-    def _start(self, asked: Asked, decision: RouteDecision, machines: tuple[Machine, ...], best_s: float) -> None:
-        request = asked.request
-        steps = request.output_tokens + 1
-        run = Run(
-            machines=machines,
-            amounts=tuple(
-                hop.layers.layer_count
-                * (request.output_tokens + machine.spec.prompt_share * request.prompt_tokens)
-                * request.noises[place % len(request.noises)]
-                for place, (hop, machine) in enumerate(zip(decision.route.hops, machines, strict=True))
-            ),
-            links_s=(
-                *((here.spec.access_s + there.spec.access_s) * steps for here, there in pairwise(machines)),
-                0.0,
-            ),
-            goal=1.0,
-            started_at=self._now,
-            timed_at=self._now,
-            spent_s=[0.0] * len(machines),
-        )
-        plain_s = sum(
-            machine.work_s(hop.layers.layer_count, request.prompt_tokens, request.output_tokens)
-            for hop, machine in zip(decision.route.hops, machines, strict=True)
-        ) + sum(run.links_s)
-        asked.excess_s += max(0.0, plain_s - best_s)
-        asked.is_near_best = plain_s <= NEAR_BEST * best_s
-        run_id = next(self._run_ids)
-        is_full = any(len(machine.runs) >= SESSIONS_MAX for machine in machines)
-        attempt = _Attempt(asked, decision, run, "full") if is_full else self._fate(asked, decision, run)
+        asked.excess_s += max(0.0, attempt.plain_s - best_s)
+        asked.is_near_best = attempt.plain_s <= NEAR_BEST * best_s
+        run, run_id = attempt.run, next(self._run_ids)
         self._attempts[run_id] = attempt
-        if attempt.ending in REFUSALS:
+        if attempt.is_refused:
             self._at(self._now + FAIL_FAST_S, self._finish, run_id, run.version)
             return
         for machine in machines:
@@ -192,93 +162,66 @@ class Simulation:
         for machine in recrowded:
             self._retime(machine, but=run_id)
 
-    def _fate(self, asked: Asked, decision: RouteDecision, run: Run) -> _Attempt:
-        """How this attempt will end if nothing comes between."""
-        request = asked.request
-        refuser = next((machine for machine in run.machines if machine.fails_fast), None)
-        if refuser is not None:
-            return _Attempt(asked, decision, run, "fail-fast", (refuser,))
-        cutter = next((m for m in run.machines if m.truncates), None) if request.fault_draw < TRUNCATED_SHARE else None
-        if request.aborts_at is not None and not (cutter is not None and request.cut_at < request.aborts_at):
-            run.goal = request.aborts_at
-            return _Attempt(asked, decision, run, "aborted")
-        if cutter is not None:
-            run.goal = request.cut_at
-            place = run.machines.index(cutter)
-            return _Attempt(asked, decision, run, "truncated", run.machines[max(0, place - 1) : place + 1])
-        return _Attempt(asked, decision, run, "completed")
-
     def _finish(self, run_id: int, version: int) -> None:
         attempt = self._attempts.get(run_id)
         if attempt is None or attempt.run.version != version:
             return
         self._take_off(run_id, attempt)
-        asked, decision = attempt.asked, attempt.decision
-        match attempt.ending:
-            case "completed":
-                self._observe(attempt)
-                self._sampled.update(asked.nodes)
-            case "truncated" | "fail-fast" | "full":
-                self._note_failure(attempt, attempt.suspects)
-        self._release(attempt)
-        if attempt.ending in REFUSALS and asked.attempts < ATTEMPTS_MAX:
-            asked.failed.add(decision.signature)
-            self._send(asked)
+        if attempt.failure is not None:
+            self._go_on(attempt, attempt.failure)
             return
-        self._end(asked, attempt.ending if attempt.ending in ("completed", "aborted") else "failed")
+        if not attempt.leaves and not attempt.asked.drawn:
+            # Only what one route ran from start to end is a sample.
+            self._observe(attempt)
+            self._sampled.update(attempt.asked.nodes)
+        self._release(attempt)
+        self._end(attempt.asked, "aborted" if attempt.leaves else "completed")
 
-    def _observe(self, attempt: _Attempt) -> None:
-        run, request = attempt.run, attempt.asked.request
-        seconds = self._now - run.started_at
-        prompt_work = sum(
-            m.spec.prompt_share * request.prompt_tokens * part_s
-            for m, part_s in zip(run.machines, run.spent_s, strict=True)
-        )
-        all_work = sum(
-            (m.spec.prompt_share * request.prompt_tokens + request.output_tokens) * part_s
-            for m, part_s in zip(run.machines, run.spent_s, strict=True)
-        )
+    def _go_on(self, attempt: Attempt, failure: AttemptFailedError) -> None:
+        """The attempt broke off: book that to its arm, and hand the chat with what it has drawn to the next route."""
+        asked = attempt.asked
+        self._note_failure(attempt, failure)
+        self._release(attempt)
+        if drawn := min(attempt.drawn_tokens, attempt.output_tokens - 1):
+            asked.drawn += drawn
+            asked.failed.clear()  # as in the proxy: what failed further back may serve again
+        asked.failed.append(attempt.decision.signature)
+        if len(asked.failed) < FRUITLESS_ATTEMPTS_MAX and asked.attempts < ATTEMPTS_MAX:
+            self._send(asked)
+        else:
+            self._end(asked, "failed")
+
+    def _observe(self, attempt: Attempt) -> None:
+        seconds = self._now - attempt.run.started_at
         self.router.observe(
             attempt.decision,
-            completion_tokens=request.output_tokens,
+            completion_tokens=attempt.output_tokens,
             seconds=seconds,
             now=self._clock,
-            prompt_tokens=request.prompt_tokens,
-            ttft_s=seconds * prompt_work / all_work if all_work else None,
-            timings=[
-                HopTiming(
-                    node_id=machine.node_id,
-                    steps=request.output_tokens + 1,
-                    compute_s=spent_s,
-                    link_s=link_s,
-                )
-                for machine, spent_s, link_s in zip(run.machines, run.spent_s, run.links_s, strict=True)
-            ],
+            prompt_tokens=attempt.prompt_tokens,
+            ttft_s=seconds * attempt.prompt_part_seen,
+            timings=attempt.timings(),
         )
 
     def _break_off(self, run_id: int, culprit: Machine) -> None:
-        """A machine went down under an attempt: the next route if the client saw nothing yet, else its failure."""
+        """A machine went down under an attempt, and the tracker cannot reach it either."""
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
-        self._note_failure(attempt, (culprit,))
-        self._release(attempt)
-        request = attempt.asked.request
-        prompt = 0.12 * request.prompt_tokens
-        is_unseen = attempt.run.done < prompt / (prompt + request.output_tokens)
-        if is_unseen and attempt.asked.attempts < ATTEMPTS_MAX:
-            attempt.asked.failed.add(attempt.decision.signature)
-            self._send(attempt.asked)
-        else:
-            self._end(attempt.asked, "failed")
+        self._go_on(attempt, AttemptFailedError("gone", culprit=culprit.node_id, is_unreachable=True))
 
-    def _note_failure(self, attempt: _Attempt, suspects: Sequence[Machine]) -> None:
-        """As the proxy books it."""
-        named = [machine.node_id for machine in suspects]
-        self.router.note_failure(attempt.decision, suspects=named, is_overload=not named, now=self._clock)
-        if len(named) == 1:
-            self._tell(NodeFaulted(named[0]))
+    def _note_failure(self, attempt: Attempt, failure: AttemptFailedError) -> None:
+        """As the proxy and the tracker's server book it."""
+        suspects, events = self._blame.judge(attempt.decision.route, failure, self._clock)
+        for event in events:
+            self._tell(event)
+        self.router.note_failure(attempt.decision, suspects=suspects, is_overload=failure.is_blameless, now=self._clock)
 
-    def _release(self, attempt: _Attempt) -> None:
+    def _probe(self, node_id: NodeId) -> None:
+        machine, node = self._by_id[node_id], self._fleet.node(node_id)
+        if node is not None:
+            self._tell(NodeProbed(node_id, node.registration.incarnation, machine.is_up))
+
+    def _release(self, attempt: Attempt) -> None:
         self.router.release(attempt.decision, self._clock)
         if attempt.decision.mode is DecisionMode.SCOUT:
             for machine in attempt.run.machines:
@@ -297,7 +240,7 @@ class Simulation:
 
     # What machines do.
 
-    def _take_off(self, run_id: int, attempt: _Attempt) -> None:
+    def _take_off(self, run_id: int, attempt: Attempt) -> None:
         attempt.run.advance(self._now)
         del self._attempts[run_id]
         for machine in attempt.run.machines:
@@ -336,6 +279,11 @@ class Simulation:
         for effect in self._fleet.handle(event, self._now):
             if isinstance(effect, Changed):
                 self._stats.bump_epoch(effect.model_key)
+            elif effect.reason == "suspected":
+                self._at(self._now + PROBE_S, self._probe, effect.node_id)
+            elif effect.reason == "condemned":
+                for follows in self._blame.condemned(effect.node_id):
+                    self._tell(follows)
 
     def _join(self, spec: NodeSpec) -> None:
         machine = self._machines.get(spec.name)

@@ -15,6 +15,7 @@ ABORT_SHARE = 0.05
 NOISE_SIGMA = 0.15
 TAIL_SHARE, TAIL_FACTOR, PARETO_SHAPE = 0.05, 5.0, 1.5
 NOISES = 6
+FAULT_DRAWS = 4
 BURST_PERIOD_S = 60.0
 BURST_FACTOR = 3.0
 PROMPT_SHARE_TYPICAL = 0.12
@@ -30,9 +31,10 @@ class Request:
     """A factor on each hop's time, by the hop's place in the route."""
     aborts_at: float | None
     """The share of its answer after which the client leaves."""
-    fault_draw: float
+    fault_draws: tuple[float, ...]
+    """One for each attempt: whether a truncating node cuts it off."""
     cut_at: float
-    """The share of its answer after which a truncating node, if it is one, ends it."""
+    """The share of what is left of its answer after which it does."""
 
 
 def make_requests(world: World, *, seed: int, duration_s: float) -> list[Request]:
@@ -46,7 +48,7 @@ def make_requests(world: World, *, seed: int, duration_s: float) -> list[Request
             output_tokens=_output_tokens(dice["output"]),
             noises=tuple(_noise(world.tail, dice["noise"]) for _ in range(NOISES)),
             aborts_at=dice["abort"].uniform(0.05, 0.9) if dice["abort"].random() < ABORT_SHARE else None,
-            fault_draw=dice["fault"].random(),
+            fault_draws=tuple(dice["fault"].random() for _ in range(FAULT_DRAWS)),
             cut_at=dice["fault"].uniform(0.1, 0.9),
         )
         for at_s in times

@@ -9,9 +9,9 @@ through the same nodes, and the choice is a shortest path over the layer graph:
 node that nothing is known of and that has a first request on it already. Failures add a price of their own.
 
 The quickest route is not always taken: a request *scouts* where a node has never been measured (one at a time
-for each), and where a node that was slow may have become good enough, as far as silence and noise allow. Such
-second looks are paid from a budget, a share of all the seconds that requests took, by what the detour should
-cost: short requests and quiet times are cheap, so they come first.
+for each), where a node that failed is due for a trial, and where a node that was slow may have become good enough, as
+far as silence and noise allow. ``ScoutBudget`` says how often, and what that may cost: short requests and quiet times
+are cheap, so they come first.
 
 There is no epoch: a node that joins is unproven by itself, one that restarts is doubted, all others stay as known.
 """
@@ -29,6 +29,7 @@ from meshnet_tracker.layer_graph import UNREACHABLE, Costs, LayerGraph
 from meshnet_tracker.policies.faults import FaultLedger
 from meshnet_tracker.policies.node_beliefs import NodeBelief
 from meshnet_tracker.policies.overdue import overdue_factors
+from meshnet_tracker.policies.scout_budget import ScoutBudget
 from meshnet_tracker.policies.sharing_out import credit_hops
 from meshnet_tracker.route_policy import ArmOpinion, Completion, Failure, Flight, RouteRequest
 from meshnet_tracker.routing_stats import PROVEN_MASS_MIN, ArmStatus, DecisionMode, RouteChoice, RoutingConfig
@@ -37,21 +38,17 @@ ADAPTIVE = "adaptive"
 UNPROVEN_AND_BUSY = 6.0
 UNPROVEN = 1.3
 OPTIMISM_SDS = 2.0
-SCOUT_SHARE_OF_SECONDS = 0.002
-BUDGET_S_MAX_IN_REQUESTS = 8.0
-SECOND_LOOK_PERIOD_S = 1.0
 OVERDUE_PERIOD_S = 0.5
 JITTER = 0.002
 KINDNESS = 1.0
 TOKENS_GAIN = 0.02
 OUTPUT_TOKENS_FIRST, PROMPT_TOKENS_FIRST = 128.0, 128.0
 BELIEFS_MAX = 20_000
-FIRST_REQUEST_WAIT_MAX = 30
-FIRST_REQUEST_PATIENCE = 0.05
-REQUESTS_PER_TRIAL = 200
 DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
 OVERDUE_WORTH_TELLING = 1.5
+FIRST_REQUEST, TRIAL = "first request of a node", "trial of a node that failed"
+SECOND_LOOK = "second look at a node"
 
 
 @dataclass(slots=True)
@@ -72,6 +69,9 @@ class _Plan:
     reason: str
     detour_s: float = 0.0
     """What is taken from the budget of second looks if the plan is carried out."""
+    has_looked: bool = False
+    """A second look was sought, if in vain."""
+    on_trial: NodeBelief | None = None
 
 
 class AdaptivePolicy:
@@ -88,11 +88,7 @@ class AdaptivePolicy:
         self._faults = FaultLedger()
         self._overdue: dict[NodeId, float] = {}
         self._overdue_at = -math.inf
-        self._second_look_at = -math.inf
-        self._budget_s = 0.0
-        self._requests = 0
-        self._first_request_at = 0
-        self._request_s = 1.0
+        self._budget = ScoutBudget()
         self._output_tokens = OUTPUT_TOKENS_FIRST
         self._prompt_tokens = PROMPT_TOKENS_FIRST
 
@@ -101,8 +97,15 @@ class AdaptivePolicy:
         plan = self._plan(graph, request, rng, now)
         if plan is None:
             return None
-        self._budget_s -= plan.detour_s
-        self._requests += 1
+        if plan.on_trial is not None:
+            plan.on_trial.tried_at = self._budget.requests
+        self._budget.decided(
+            now,
+            detour_s=plan.detour_s,
+            is_first_request=plan.reason == FIRST_REQUEST,
+            has_looked=plan.has_looked,
+            is_second_look=plan.reason == SECOND_LOOK,
+        )
         return RouteChoice(Candidate(graph.route(plan.chain), 0.0), plan.mode, plan.reason)
 
     def taken(self, flight: Flight) -> None:
@@ -127,9 +130,7 @@ class AdaptivePolicy:
         credit_hops(note, completion, now, self._half_life_s)
         self._output_tokens += TOKENS_GAIN * (completion.completion_tokens - self._output_tokens)
         self._prompt_tokens += TOKENS_GAIN * (completion.prompt_tokens - self._prompt_tokens)
-        self._request_s += TOKENS_GAIN * (completion.seconds - self._request_s)
-        ceiling_s = BUDGET_S_MAX_IN_REQUESTS * self._request_s
-        self._budget_s = min(ceiling_s, self._budget_s + SCOUT_SHARE_OF_SECONDS * completion.seconds)
+        self._budget.completed(completion.seconds)
 
     def failed(self, flight: Flight, failure: Failure, now: float) -> None:
         note = self._notes.get(flight.reservation)
@@ -139,7 +140,7 @@ class AdaptivePolicy:
         suspected = [node_id in failure.suspects for node_id in flight.route.node_ids]
         self._faults.failed(note.beliefs, suspected, now)
         for belief in note.beliefs:
-            belief.tried_at = self._requests
+            belief.tried_at = self._budget.requests
 
     def released(self, flight: Flight, now: float) -> None:
         note = self._notes.pop(flight.reservation, None)
@@ -165,9 +166,7 @@ class AdaptivePolicy:
         self, model: ServedModel, candidates: Sequence[Candidate], now: float
     ) -> Mapping[Signature, ArmOpinion]:
         graph = self._graph(model, now)
-        looked_at = self._second_look_at
         plan = self._plan(graph, RouteRequest(model, candidates), Random(0), now)
-        self._second_look_at = looked_at  # To be asked is not to look.
         next_signature = graph.route(plan.chain).signature if plan else None
         return {
             candidate.signature: self._opinion(candidate, plan if candidate.signature == next_signature else None, now)
@@ -177,19 +176,25 @@ class AdaptivePolicy:
     # Choosing.
 
     def _plan(self, graph: LayerGraph, request: RouteRequest, rng: Random, now: float) -> _Plan | None:
+        """What ``choose`` would do. To be asked is not to do it: nothing is spent here."""
+        has_looked = False
         beliefs = [self._beliefs[node.node_id] for node in graph.nodes]
         costs = self._costs(graph, beliefs, request.prompt_tokens, rng, now)
         if request.exclude:
             seconds, chain = self._quickest_not_excluded(graph, costs, request)
         else:
             seconds, chain = graph.quickest(costs)
-            scout = self._scout(graph, beliefs, costs, seconds, now)
+            scout = self._trial(graph, beliefs, costs, now) or self._first_request(graph, beliefs, costs, seconds, now)
+            if scout is None and self._budget.may_look(now):
+                has_looked = True
+                scout = self._second_look(graph, beliefs, costs, seconds, now)
             if scout is not None:
                 return scout
         if not chain:
             return None
         is_least_bad = any(beliefs[place].distrusted_until > now for place in chain)
-        return _Plan(chain, DecisionMode.EXPLOIT, "least bad: all ways failed lately" if is_least_bad else "quickest")
+        reason = "least bad: all ways failed lately" if is_least_bad else "quickest"
+        return _Plan(chain, DecisionMode.EXPLOIT, reason, has_looked=has_looked)
 
     def _costs(
         self, graph: LayerGraph, beliefs: list[NodeBelief], prompt_tokens: int | None, rng: Random, now: float
@@ -214,50 +219,39 @@ class AdaptivePolicy:
                 cost *= UNPROVEN_AND_BUSY if count else UNPROVEN
             if overdue:
                 cost *= overdue.get(node.node_id, 1.0)
-            price_s = belief.fault_price(now) * self._request_s / node.shard.layer_count
+            price_s = belief.fault_price(now) * self._budget.request_s / node.shard.layer_count
             if belief.distrusted_until > now:
-                price_s += DISTRUST_PRICE * self._request_s / node.shard.layer_count
+                price_s += DISTRUST_PRICE * self._budget.request_s / node.shard.layer_count
             per_layer.append(cost * (1 + JITTER * draw()) + price_s)
             per_joint.append(belief.access_s * output)
         return per_layer, per_joint
 
-    def _scout(
-        self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
-    ) -> _Plan | None:
-        """An unproven node's first request, a trial, or a second look at one that seemed slow; None if none is due."""
-        idle = [place for place, belief in enumerate(beliefs) if not belief.in_flight]
-        for place in idle:
-            if beliefs[place].distrusted_until > now and self._requests - beliefs[place].tried_at >= REQUESTS_PER_TRIAL:
-                beliefs[place].tried_at = self._requests
+    def _trial(self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, now: float) -> _Plan | None:
+        for place, belief in enumerate(beliefs):
+            if belief.distrusted_until > now and not belief.in_flight and self._budget.is_trial_due(belief.tried_at):
                 found = graph.quickest_through([place], costs)
                 if place in found:
-                    return _Plan(found[place][2], DecisionMode.SCOUT, "on trial")
-        unproven = [p for p in idle if beliefs[p].is_unproven and beliefs[p].distrusted_until <= now]
-        if unproven:
-            affordable = [
-                (seconds, place, chain)
-                for place, (seconds, _, chain) in graph.quickest_through(unproven, costs).items()
-                if seconds - best_s <= self._allowance_s(beliefs[place])
-                and not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain)
-            ]
-            if affordable:
-                self._first_request_at = self._requests
-                return _Plan(min(affordable)[2], DecisionMode.SCOUT, "unproven")
-        if now - self._second_look_at < SECOND_LOOK_PERIOD_S or self._budget_s <= 0:
+                    return _Plan(found[place][2], DecisionMode.SCOUT, TRIAL, on_trial=belief)
+        return None
+
+    def _first_request(
+        self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
+    ) -> _Plan | None:
+        """The cheapest to a node never measured, if its waiting has made it worth its price."""
+        unproven = [
+            place
+            for place, belief in enumerate(beliefs)
+            if belief.is_unproven and not belief.in_flight and belief.distrusted_until <= now
+        ]
+        if not unproven:
             return None
-        self._second_look_at = now
-        return self._second_look(graph, beliefs, costs, best_s, now)
-
-    def _allowance_s(self, belief: NodeBelief) -> float:
-        """What a first request may cost: more the longer the node has waited, so that none waits for ever.
-
-        Waiting is counted in requests, so that the cost is a share of theirs however few there are; and one after
-        the other, so that many new nodes do not cost many requests at once.
-        """
-        if self._requests - max(belief.tried_at, self._first_request_at) >= FIRST_REQUEST_WAIT_MAX:
-            return math.inf
-        waited_s = (self._requests - belief.tried_at) * self._request_s
-        return max(0.0, self._budget_s) + waited_s * FIRST_REQUEST_PATIENCE
+        affordable = [
+            (seconds, place, chain)
+            for place, (seconds, _, chain) in graph.quickest_through(unproven, costs).items()
+            if seconds - best_s <= self._budget.first_request_s_max(beliefs[place].tried_at)
+            and not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain)
+        ]
+        return _Plan(min(affordable)[2], DecisionMode.SCOUT, FIRST_REQUEST) if affordable else None
 
     def _second_look(
         self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
@@ -273,12 +267,12 @@ class AdaptivePolicy:
             hope = 1 - math.exp(-OPTIMISM_SDS * beliefs[place].deviation(now, self._half_life_s))
             extra_s = max(0.0, seconds - best_s)
             gain_s = own_s * hope - extra_s
-            if gain_s > 0 and 0 < extra_s <= self._budget_s and gain_s / extra_s > best_gain:
+            if gain_s > 0 and 0 < extra_s <= self._budget.seconds and gain_s / extra_s > best_gain:
                 best_gain, best_chain = gain_s / extra_s, chain
                 detour_s = extra_s
         if best_chain is None:
             return None
-        return _Plan(best_chain, DecisionMode.SCOUT, "second look", detour_s)
+        return _Plan(best_chain, DecisionMode.SCOUT, SECOND_LOOK, detour_s, has_looked=True)
 
     def _quickest_not_excluded(
         self, graph: LayerGraph, costs: Costs, request: RouteRequest
@@ -321,7 +315,7 @@ class AdaptivePolicy:
                     registration.incarnation,
                     layer_tokens_per_s=registration.layer_tokens_per_s,
                     slots=registration.slots,
-                    requests=self._requests,
+                    requests=self._budget.requests,
                     now=now,
                 )
         return graph
@@ -378,10 +372,10 @@ class AdaptivePolicy:
         for hop, belief in zip(candidate.route.hops, beliefs, strict=True):
             if belief.distrusted_until > now:
                 return (
-                    f"{hop.node_id} failed too often: on trial for {belief.distrusted_until - now:.0f} s more at most"
+                    f"{hop.node_id} failed lately: only trials for {belief.distrusted_until - now:.0f} s more at most"
                 )
-            if belief.is_unproven and belief.in_flight:
-                return f"{hop.node_id} has its first request on it"
+            if belief.is_unproven:
+                return f"{hop.node_id} {'has' if belief.in_flight else 'waits for'} its first request"
             if hop.node_id in self._overdue and self._overdue[hop.node_id] > OVERDUE_WORTH_TELLING:
                 return f"{hop.node_id} is overdue: {self._overdue[hop.node_id]:.1f} times as slow, it seems"
         return "another route is quicker now"

@@ -1,6 +1,7 @@
 // One call: what it took, why this route, what failed before, and where the time went.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { getJson } from "./api.js";
+import { CallTexts } from "./call_texts.js";
 import { duration, hopsOfSignature, instanceOf, number, plural, reasonText, timeOfDay, UNKNOWN } from "./format.js";
 import { Badge, Failure, Meter, RouteChips } from "./pieces.js";
 import { Waterfall } from "./timing.js";
@@ -21,7 +22,7 @@ export function CallDetail({ id, live }) {
   const call = live ?? fetched.call;
   return html`<aside class="panel detail" aria-labelledby="detail-title" onKeyDown=${(event) => event.key === "Escape" && close()}>
     <header><h2 id="detail-title" tabindex="-1" ref=${title}>Call ${call ? timeOfDay(call.at) : ""}</h2><a class="button" href="#calls">Close</a></header>
-    ${call ? html`<${Trouble} error=${call.error} /><${Facts} call=${call} /><${Why} call=${call} /><${Attempts} call=${call} /><h3>Where the time went</h3><${Waterfall} call=${call} />` : html`<${Failure} message=${fetched.error} />`}</aside>`;
+    ${call ? html`<${Trouble} error=${call.error} /><${Facts} call=${call} /><${Why} call=${call} /><${Attempts} call=${call} /><h3>Where the time went</h3><${Waterfall} call=${call} /><${CallTexts} call=${call} />` : html`<${Failure} message=${fetched.error} />`}</aside>`;
 }
 
 const Trouble = ({ error }) => error && html`<p class="trouble"><strong>${error.status}${error.code && ` ${error.code}`}</strong>${error.param && html` at <code>${error.param}</code>`}

@@ -3,6 +3,7 @@ import { html, render, useEffect, useState } from "./vendor/htm-preact.js";
 import { Calls } from "./calls.js";
 import { Chat } from "./chat.js";
 import { Overview } from "./overview.js";
+import { PageFacts } from "./page_facts.js";
 import { ThemeButton } from "./theme.js";
 
 // An address names a page, or a panel of the overview such as #routing.
@@ -50,7 +51,7 @@ function App() {
   const link = (name) => html`<a href="#${name}" aria-current=${here === name ? "page" : undefined}>${LINKS[name]}</a>`;
   return html`<a class="skip" href="#main" onClick=${skipToMain}>Skip to the content</a>
     <header class="bar"><a class="brand" href="#overview" aria-label="meshnet, overview"><img src="/ui/icon.svg" alt="" width="22" height="22" /><span>meshnet</span></a>
-      <nav aria-label="Pages">${Object.keys(LINKS).map(link)}</nav><${ThemeButton} /></header>
+      <nav aria-label="Pages">${Object.keys(LINKS).map(link)}</nav><${PageFacts} /><${ThemeButton} /></header>
     <main id="main" tabindex="-1">${page === "overview" ? html`<${Overview} />` : page === "calls" ? html`<${Calls} selectedId=${detail} />` : html`<${Chat} />`}</main>`;
 }
 
