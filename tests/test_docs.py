@@ -14,7 +14,7 @@ COMMANDS = (
     *("tracker", "node", "status", "routes", "calls", "chat", "demo", "bench routing"),
     *("model list", "model pull", "model inspect", "model prune"),
 )
-FLAGS_OF_OTHERS = {"--group", "--reinstall-package", "--no-binary-package", "--locked"}
+FLAGS_OF_OTHERS = {"--extra", "--group", "--reinstall-package", "--no-binary-package", "--locked"}
 
 
 @cache

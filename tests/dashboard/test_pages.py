@@ -8,6 +8,7 @@ from playwright.async_api import Browser, Page, expect
 
 from dashboard.conftest import ARTEFACTS
 from dashboard.stage import Stage, stage
+from meshnet_cli.demo.processes import free_port
 from meshnet_tracker.testing import make_card, running_tracker
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
@@ -98,6 +99,30 @@ async def test_the_wall_is_live_says_why_and_survives_a_reload(page: Page, mesh:
     await expect(detail).to_contain_text(request_id)
     await expect(rows).to_have_count(before + 1)
     assert "secret" not in await page.content()
+
+
+async def test_the_wall_outlives_the_tracker_and_goes_on_with_the_next_one(page: Page, tmp_path: Path) -> None:
+    kept: dict[str, Any] = {"port": free_port(0), "database": f"sqlite:///{tmp_path}/calls.db"}
+    # A chat whose end this tracker does not live to see.
+    begun: dict[str, Any] = {
+        "request_id": "lost",
+        "model": "tiny",
+        "mode": "scout",
+        "reason": "stale",
+        "resumed_tokens": 0,
+    }
+    async with stage(**kept) as scene:
+        ended = (await scene.chat())["x-request-id"]
+        scene.tracker.server.events.append("proxy route selected", signature="tiny | a[0-39]", hops=[], **begun)
+        await page.goto(f"{scene.tracker.url}/#calls")
+        await expect(page.locator("tbody .badge[data-kind=running]")).to_have_count(1)
+    await expect(page.locator(".live")).to_have_text("reconnecting")
+    async with stage(**kept) as scene:
+        await expect(page.locator(".live")).to_have_text("live")
+        fresh = (await scene.chat())["x-request-id"]
+        for call_id in (ended, fresh):
+            await expect(page.locator(f'[data-call="{call_id}"] .state')).to_have_text("completed")
+        await expect(page.locator("[data-call]")).to_have_count(2)
 
 
 async def test_a_running_call_is_seen_running_and_the_wall_can_be_filtered(page: Page, mesh: Stage) -> None:

@@ -82,6 +82,9 @@ def test_chats_reach_another_projects_server_through_the_mesh(bare_mesh: Mesh, u
     assert "Paris" in completion.choices[0].text
     arm = get_json(bare_mesh.url, "/v1/routing")["models"][0]["candidates"][0]
     assert arm["prior_tps"] > 1
+    for call in get_json(bare_mesh.url, "/v1/calls")["calls"]:
+        assert call["tps"] > 0
+        assert call["hops"][0]["work_units"] == call["prompt_tokens"] + call["completion_tokens"]
 
 
 def test_an_upstream_that_is_not_there_is_said_at_start() -> None:

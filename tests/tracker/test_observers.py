@@ -4,22 +4,29 @@ import asyncio
 import hashlib
 import json
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
+from dashboard.stage import play, stage
 from meshnet_protocol.ids import NodeId
-from meshnet_tracker import watchers
+from meshnet_tracker import metrics, watchers
 from meshnet_tracker.calls import CallBook
 from meshnet_tracker.dashboard.pages import STATIC
 from meshnet_tracker.errors import OverloadedError
+from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.pulse import Pulse
-from meshnet_tracker.testing import running_head, running_tracker
+from meshnet_tracker.testing import make_card, running_head, running_tracker
 from meshnet_tracker.watchers import Watchers
 
 ROOT = Path(__file__).parent.parent.parent
+BOUNDED_LABELS = {"model", "mode", "outcome", "kind", "event", "state", "status", "part", "le"}
 
 
 def selected(call_id: str, **fields: Any) -> dict[str, Any]:
@@ -225,26 +232,70 @@ async def test_the_choice_leaves_its_odds_and_metrics_count_it() -> None:
     assert node_id not in page
 
 
-async def test_grafana_asks_only_for_metrics_there_are() -> None:
-    dashboard = json.loads((ROOT / "docs" / "grafana" / "meshnet.json").read_text())
-    asked = {
-        name
-        for panel in dashboard["panels"]
-        for t in panel["targets"]
-        for name in re.findall(r"meshnet_\w+", t["expr"])
-    }
-    async with running_tracker() as tracker, running_head() as head, aiohttp.ClientSession() as http:
-        tracker.register("a", "0-39", url=head.url)
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
-        async with http.post(f"{tracker.url}/v1/chat/completions", json=body) as response:
-            await response.read()
+@asynccontextmanager
+async def scraped_page() -> AsyncIterator[dict[str, Metric]]:
+    """What a Prometheus server reads of a tracker with calls of several kinds: families by name."""
+    async with stage() as scene:
+        await play(scene, chats=3)
+        scene.heads["fast"].breaks_after = 4
+        while not (await scene.get("/v1/calls?limit=1"))["calls"][0]["attempts"][1:]:
+            await scene.chat(stream=True)
+        async with scene.http.get(f"{scene.tracker.url}/metrics") as response:
+            page = await response.text()
+        yield {family.name: family for family in text_string_to_metric_families(page)}
+
+
+async def test_metrics_keep_to_prometheus_conventions() -> None:
+    async with scraped_page() as families:
+        own = [family for family in families.values() if family.name.startswith("meshnet_")]
+
+    assert {"process_cpu_seconds", "process_resident_memory_bytes"} <= families.keys()
+    assert len(own) > 15
+    for family in own:
+        assert re.fullmatch(r"meshnet_[a-z_]+[a-z]", family.name)
+        assert not re.search(r"_(ms|millis|milliseconds|minutes|kb|mb|percent|total)$", family.name), "base units only"
+        assert family.documentation.endswith(".")
+        assert family.type in ("counter", "gauge", "histogram")
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            assert sample.labels.keys() <= BOUNDED_LABELS, "labels that grow with the mesh or its use"
+    values = {value for family in own for sample in family.samples for value in sample.labels.values()}
+    assert not [value for value in values if "req_" in value or "wallet" in value]
+
+
+async def test_models_beyond_the_limit_share_a_label(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "MODEL_LABELS_MAX", 2)
+    async with running_tracker() as tracker, aiohttp.ClientSession() as http:
+        for number in range(5):
+            tracker.register(f"n{number}", "0-39", model=make_card(name=f"model-{number}"))
         async with http.get(f"{tracker.url}/metrics") as response:
             page = await response.text()
 
-    known = set(re.findall(r"^(meshnet_\w+)", page, re.MULTILINE))
-    assert len(asked) > 8
-    # A counter with labels shows itself only when something was counted; its help line is always there.
-    assert asked - known - {f"{name}_total" for name in re.findall(r"# HELP (meshnet_\w+?)(?:_total)? ", page)} == set()
+    assert re.findall(r'^meshnet_nodes\{model="(.*?)@?(?:f00.*)?",state="ready"\} (.*)$', page, re.MULTILINE) == [
+        *(("model-0", "1.0"), ("model-1", "1.0"), ("other", "3.0"))
+    ]
+
+
+async def test_grafana_asks_only_for_metrics_labels_and_values_there_are() -> None:
+    dashboard = json.loads((ROOT / "docs" / "grafana" / "meshnet.json").read_text())
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["name"] == "model"]
+    async with scraped_page() as families:
+        labels = {sample.name: sample.labels.keys() for family in families.values() for sample in family.samples}
+
+    assert len(asked) > 15
+    for query in asked:
+        names = re.findall(r"meshnet_\w+", query)
+        assert names
+        for name in names:
+            assert name in labels, query
+            filtered = re.search(rf"{name}\{{(.*?)\}}", query)
+            used = re.findall(r"(\w+)=~?", filtered[1]) if filtered else []
+            used += re.findall(r"\w+", grouped[1]) if (grouped := re.search(r"by \((.*?)\)", query)) else []
+            assert set(used) <= labels[name], query
+    (failed,) = [query for query in asked if "outcome=~" in query]
+    not_the_meshs_fault = {"completed", "client_gone", "client_error"}
+    assert set(re.findall(r'outcome=~"(.*?)"', failed)[0].split("|")) == {*Outcome} - not_the_meshs_fault
 
 
 @pytest.mark.parametrize("folder", [STATIC / "vendor", ROOT / "tests" / "dashboard" / "vendor"])

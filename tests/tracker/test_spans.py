@@ -1,6 +1,9 @@
 """Finished calls as spans: with the SDK's own exporter, and over the wire to a collector that the environment names."""
 
 import asyncio
+import socket
+import sys
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +13,10 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
+from structlog.testing import capture_logs
 
 from dashboard.stage import Stage, stage
+from meshnet_tracker import spans
 from meshnet_tracker.spans import write_spans, writer_from_environment
 
 COLLECTOR = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -35,10 +40,10 @@ async def test_a_chat_that_was_taken_over_is_a_tree_of_request_attempts_and_hops
         scene.heads["fast"].breaks_after = 4
         while len((call := await latest_call(scene, stream=True))["attempts"]) == 1:
             pass
-    spans = spans_of(call)
-    by_name = {span.name: span for span in spans}
+    made = spans_of(call)
+    by_name = {span.name: span for span in made}
     request = by_name[f"chat {call['model']}"]
-    parents = {span.name: span.parent.span_id if span.parent else None for span in spans}
+    parents = {span.name: span.parent.span_id if span.parent else None for span in made}
 
     assert sorted(by_name) == ["attempt 1", "attempt 2", request.name, "hop slow"]
     ids = {name: span.context.span_id for name, span in by_name.items() if span.context}
@@ -53,7 +58,7 @@ async def test_a_chat_that_was_taken_over_is_a_tree_of_request_attempts_and_hops
     assert hop.attributes is not None
     assert (hop.attributes["meshnet.layers"], hop.attributes["meshnet.compute_s"]) == ("0-39", 0.5)
     assert (hop.end_time or 0) - (hop.start_time or 0) == pytest.approx(0.65e9, abs=1e3)
-    assert "secret" not in "".join(span.to_json() for span in spans)
+    assert "secret" not in "".join(span.to_json() for span in made)
 
 
 async def test_a_refused_chat_is_one_span_and_no_error_of_the_mesh() -> None:
@@ -91,6 +96,26 @@ async def test_a_collector_named_by_the_environment_gets_the_spans_when_the_trac
     names = [span.name for scope in of_service.scope_spans for span in scope.spans]
     assert sorted(names) == ["attempt 1", "chat tiny@f00dfeedcafe", "hop slow"]
     assert "meshnet-tracker" in str(of_service.resource)
+
+
+async def test_a_collector_that_is_silent_holds_up_no_tracker_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spans, "CLOSE_S_MAX", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv(COLLECTOR, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "5")
+        async with stage() as scene:
+            await scene.chat()
+            began = time.monotonic()
+
+    assert time.monotonic() - began < 4.0
+
+
+def test_a_tracker_without_the_packages_says_how_to_get_them_and_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
+    with capture_logs() as logs:
+        assert writer_from_environment({COLLECTOR: "http://127.0.0.1:4318"}) is None
+
+    assert "uv sync --extra otel" in logs[0]["event"]
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,14 @@ def calls(
 ) -> None:
     """Show the latest calls: when, which route took each, why, and how it ended."""
     console = Console(highlight=False)
-    latest = get_json(tracker, f"/v1/calls?limit={count}")["calls"][::-1]
+    latest = sorted(get_json(tracker, f"/v1/calls?limit={count}")["calls"], key=lambda call: float(call["at"]))
     if as_json:
         for call in latest:
             print(json.dumps(call), flush=True)
     elif latest:
         console.print(calls_table(latest))
     else:
-        print(f"No call yet. Ask something: meshnet chat --tracker {tracker}")
+        print(f"No call yet. Ask something:\n  meshnet chat --tracker {tracker}")
     if not follow:
         return
     known = {call["id"] for call in latest if call["state"] == "finished"}

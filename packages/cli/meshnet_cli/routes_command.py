@@ -25,7 +25,7 @@ def routes(
         return
     console = Console()
     if not routing["models"]:
-        print(f"No model yet. Start a node: meshnet node --model smollm2 --tracker {tracker}")
+        print(f"No model yet. Start a node:\n  meshnet node --model smollm2 --tracker {tracker}")
     for model in routing["models"]:
         console.print(routes_table(model))
         if not model["candidates"]:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from meshnet_cli.errors import CommandError
-from meshnet_cli.tables import config_line, nodes_table, routes_table
+from meshnet_cli.tables import config_line, nodes_table, pulse_line, routes_table, verdict_line
 from meshnet_cli.tracker_api import get_json
 
 
@@ -68,13 +68,16 @@ def overviews(tracker: str, period_s: float) -> Iterator[RenderableType]:
 def overview(tracker: str) -> RenderableType:
     nodes = get_json(tracker, "/v1/nodes")["nodes"]
     routing = get_json(tracker, "/v1/routing")
+    seen = get_json(tracker, "/v1/overview")
     if not nodes:
         start = f"meshnet node --model smollm2 --tracker {tracker}"
-        return Text(f"The tracker at {tracker} knows no node yet. Start one: {start}")
+        hello = f"The tracker at {tracker} knows no node yet. Start one:\n  {start}"
+        return Text("\n".join([hello, pulse_line(seen)] if seen["departed"] else [hello]))
     models = sorted({node["model"] for node in nodes})
-    tables: list[RenderableType] = []
+    tables: list[RenderableType] = [*map(verdict_line, seen["models"]), Text(pulse_line(seen)), ""]
     for model in models:
         tables += [nodes_table(model, [node for node in nodes if node["model"] == model]), ""]
     for learnt in routing["models"]:
-        tables += [routes_table(learnt), ""]
+        if learnt["candidates"]:
+            tables += [routes_table(learnt), ""]
     return Group(*tables, Text(config_line(routing["config"]), style="dim"))

@@ -17,6 +17,11 @@ Json = Mapping[str, Any]
 ROUTE_COLUMN_CHARS_MIN = 14
 STATE_STYLES = {"ready": "green", "draining": "yellow", "suspected": "yellow", "settling": "yellow"}
 OUTCOME_STYLES = {"completed": "green", "running": "cyan", "node_fault": "red", "timeout": "red"}
+CONFIG_WORDS = {
+    "weight_alpha": "alpha {:g}",
+    "stats_half_life_s": "half-life {:g} s",
+    "min_sample_tokens": "at least {} tokens a sample",
+}
 STATUS_STYLES = {"proven": "green", "unsampled": "yellow", "stale": "yellow", "decayed": "dim"}
 
 
@@ -30,7 +35,7 @@ def routes_table(model: Json) -> Table:
         style = STATUS_STYLES.get(arm["status"], "")
         add_row(
             table,
-            " -> ".join(hop_text(hop) for hop in arm["hops"]),
+            chain_text(arm["hops"]),
             Text(arm["status"], style=style),
             number(arm["tps"], 1),
             number(arm["coefficient"], 2),
@@ -53,7 +58,7 @@ def nodes_table(model_key: str, nodes: Sequence[Json]) -> Table:
         style = STATE_STYLES.get(node["state"], "")
         add_row(
             table,
-            node["node_id"].split(".", 1)[0],
+            instance(node["node_id"]),
             node["shard"],
             ", ".join(map(str, node["entry_layers"])),
             number(node["layer_tokens_per_s"], 0),
@@ -101,16 +106,20 @@ def call_line(call: Json) -> Text:
     speed = f"{number(call['completion_tokens'], 0)} tokens, {number(call['tps'], 1)} tok/s"
     why = f"{call['mode']} ({call['reason']})" if call["mode"] else "refused"
     route = Text(route_text(call) or "no route")
-    return Text("  ").join([Text(clock(call["at"]), style="dim"), outcome_text(call), route, Text(why), Text(speed)])
+    outcome = Text(" ").join(outcome_text(call).split("\n"))
+    return Text("  ").join([Text(clock(call["at"]), style="dim"), outcome, route, Text(why), Text(speed)])
 
 
 def outcome_text(call: Json) -> Text:
+    """With the error's name, where there is one: OpenAI's, else the field at fault."""
     outcome = call["outcome"] or call["state"]
-    return Text(outcome.replace("_", " "), style=OUTCOME_STYLES.get(outcome, "yellow"))
+    text = Text(outcome.replace("_", " "), style=OUTCOME_STYLES.get(outcome, "yellow"))
+    error = call.get("error")
+    return text.append(f"\n{error['code'] or error['param'] or error['status']}", style="dim") if error else text
 
 
 def route_text(call: Json) -> str:
-    return " -> ".join(hop_text(hop) for hop in call["hops"])
+    return chain_text(call["hops"])
 
 
 def clock(unix_time: float) -> str:
@@ -118,7 +127,27 @@ def clock(unix_time: float) -> str:
 
 
 def config_line(config: Json) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in config.items())
+    """In the dashboard's words; a knob that is not known here under its own name."""
+    return ", ".join(
+        CONFIG_WORDS.get(name, f"{name.replace('_', ' ')} {{}}").format(value) for name, value in config.items()
+    )
+
+
+def pulse_line(overview: Json) -> str:
+    """How much is going on, and who went lately."""
+    running = overview["in_flight"]
+    line = f"{running} call{'' if running == 1 else 's'} running, {overview['tokens_per_s']:.1f} tokens/s"
+    gone = [f"{instance(node['node_id'])} {node['state']} {node['age_s']:.0f} s ago" for node in overview["departed"]]
+    return "; gone lately: ".join([line, ", ".join(gone)] if gone else [line])
+
+
+def verdict_line(model: Json) -> Text:
+    """Whether a model is served, and if not, why."""
+    return Text(f"{model['name']}: {model['verdict']}", style="green" if model["is_served"] else "red")
+
+
+def instance(node_id: str) -> str:
+    return node_id.split(".", 1)[0]
 
 
 def plain_table(title: str) -> Table:
@@ -138,10 +167,16 @@ def add_row(table: Table, *cells: str | Text) -> None:
     table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in cells))
 
 
+def chain_text(hops: Sequence[Json]) -> str:
+    """One layer is all there is of a model behind another server."""
+    if len(hops) == 1 and hops[0]["end_layer"] == 0:
+        return f"{instance(hops[0]['node_id'])}[all]"
+    return " -> ".join(hop_text(hop) for hop in hops)
+
+
 def hop_text(hop: Json) -> str:
     """Instance and the layers really run, as in ``fast[0-16]``."""
-    instance = hop["node_id"].split(".", 1)[0]
-    return f"{instance}[{hop['start_layer']}-{hop['end_layer']}]"
+    return f"{instance(hop['node_id'])}[{hop['start_layer']}-{hop['end_layer']}]"
 
 
 def number(value: float | None, digits: int) -> str:

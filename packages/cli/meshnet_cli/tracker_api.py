@@ -23,7 +23,7 @@ def get_json(tracker: str, path: str, key: str | None = None) -> Any:
 
     Raises CommandError if the tracker cannot be reached or answers with something else.
     """
-    url = f"{tracker.rstrip('/')}{path}"
+    url = f"{_base_url(tracker)}{path}"
     if not url.startswith(("http://", "https://")):
         raise CommandError(f"--tracker {tracker!r}: write a base URL such as http://127.0.0.1:8090")
     try:
@@ -43,7 +43,7 @@ def read_events(tracker: str, path: str, last_id: str) -> Iterator[tuple[str, st
     Returns if the tracker went away. Raises CommandError if it answers with an error.
     """
     headers = {"last-event-id": last_id, **_key_header()}
-    request = urllib.request.Request(f"{tracker.rstrip('/')}{path}", headers=headers)  # noqa: S310 - see get_json
+    request = urllib.request.Request(f"{_base_url(tracker)}{path}", headers=headers)  # noqa: S310 - see get_json
     try:
         with _open(request, STREAM_SILENCE_S_MAX) as response:
             for line in response:
@@ -56,6 +56,11 @@ def read_events(tracker: str, path: str, last_id: str) -> Iterator[tuple[str, st
         raise _refused(request.full_url, error) from error
     except (OSError, HTTPException):
         return
+
+
+def _base_url(tracker: str) -> str:
+    """Also of what OpenAI's clients are given, with the ``/v1`` at its end."""
+    return tracker.rstrip("/").removesuffix("/v1")
 
 
 def _open(request: urllib.request.Request, timeout_s: float) -> HTTPResponse:
@@ -77,8 +82,17 @@ def _refused(url: str, error: urllib.error.HTTPError) -> CommandError:
             reason = json.load(error)["error"]["message"]
     except (OSError, ValueError, HTTPException, LookupError, TypeError):
         reason = error.reason
-    hint = f" Set {KEY_VARIABLE} to the admin key." if error.code == HTTPStatus.UNAUTHORIZED else ""
-    return CommandError(f"{url} answered {error.code}: {reason}{hint}")
+    return CommandError(f"{url} answered {error.code}: {reason}{_hint(error.code)}")
+
+
+def _hint(status: int) -> str:
+    match status:
+        case HTTPStatus.UNAUTHORIZED | HTTPStatus.FORBIDDEN:
+            return f" Set {KEY_VARIABLE} to the admin key that the tracker was started with."
+        case HTTPStatus.NOT_FOUND:
+            return " Is this a meshnet tracker?"
+        case _:
+            return ""
 
 
 def served_models(tracker: str, key: str | None = None) -> list[str]:

@@ -1,18 +1,20 @@
 """What Prometheus reads at ``/metrics``.
 
 Counters move with the events; gauges are read off the tracker when somebody asks. Labels are bounded: model,
-mode, outcome, node state, arm status, part of a hop's time. Never a request, a node or a client.
+mode, outcome, node state, arm status, part of a hop's time. Never a request, a node or a client. Beside the mesh's own
+there are the conventional ``process_*`` figures of the tracker.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 MODEL_LABELS_MAX = 64
+MODEL_LABEL = "model"
 OTHER_MODEL = "other"
 NO_LABEL = "none"
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -21,17 +23,18 @@ TPS_BUCKETS = (1, 2, 5, 10, 20, 40, 60, 80, 100, 150, 200, 400)
 
 Json = Mapping[str, Any]
 Gauge = tuple[str, str, tuple[str, ...], Mapping[tuple[str, ...], float]]
-"""Name, help, label names, and value per label values."""
+"""Name, help, label names (the model's first, if there is one), and value per label values."""
 
 
 class Metrics:
     """One registry per tracker. ``read_gauges`` is asked at every scrape."""
 
     def __init__(self, read_gauges: Callable[[], Iterator[Gauge]]) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_Gauges(read_gauges))
-        registry = self._registry
         self._models: set[str] = set()
+        self._registry = CollectorRegistry()
+        self._registry.register(_Gauges(read_gauges, self._model_label))
+        registry = self._registry
+        ProcessCollector(registry=registry)
         self._calls = Counter(
             "meshnet_calls", "Chats that ended, one per request.", ["model", "mode", "outcome"], registry=registry
         )
@@ -109,12 +112,19 @@ class Metrics:
 
 
 class _Gauges(Collector):
-    def __init__(self, read: Callable[[], Iterator[Gauge]]) -> None:
+    """Models beyond those that have a label of their own are summed."""
+
+    def __init__(self, read: Callable[[], Iterator[Gauge]], model_label: Callable[[str], str]) -> None:
         self._read = read
+        self._model_label = model_label
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         for name, text, label_names, values in self._read():
             family = GaugeMetricFamily(name, text, labels=label_names)
+            sums: dict[tuple[str, ...], float] = {}
             for labels, value in values.items():
+                bounded = (self._model_label(labels[0]), *labels[1:]) if MODEL_LABEL in label_names[:1] else labels
+                sums[bounded] = sums.get(bounded, 0.0) + value
+            for labels, value in sums.items():
                 family.add_metric(labels, value)
             yield family

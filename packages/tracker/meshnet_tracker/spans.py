@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Mapping
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 CALLS_WAITING_MAX = 2048
 FLUSH_PERIOD_S = 1.0
+CLOSE_S_MAX = 3.0
 SERVICE = "meshnet-tracker"
 _NS = 1_000_000_000
 _NOT_THE_MESHS_FAULT = {"completed", "client_gone", "client_error"}
@@ -47,7 +49,10 @@ class SpanWriter:
             await asyncio.to_thread(self._flush)
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._close)
+        """Sends what is left. A collector that does not answer is not waited for, nor is the thread that does."""
+        closing = Thread(target=self._close, daemon=True)
+        closing.start()
+        await asyncio.to_thread(closing.join, CLOSE_S_MAX)
 
     def _flush(self) -> None:
         while self._waiting:

@@ -9,6 +9,7 @@ export function useCalls() {
   useEffect(() => {
     const byId = new Map();
     let isPending = false;
+    let process = "";
     const show = () => {
       isPending = false;
       const calls = [...byId.values()].sort((a, b) => b.at - a.at);
@@ -24,6 +25,10 @@ export function useCalls() {
     };
     source.onmessage = (message) => {
       const call = JSON.parse(message.data);
+      const sender = message.lastEventId.split("-", 1)[0];
+      // A tracker that was restarted tells all it still knows: what ran in the old one has ended.
+      if (sender !== process) byId.clear();
+      process = sender;
       byId.set(call.id, call);
       // Many calls arrive together; one drawing shows them all.
       if (!isPending) {
