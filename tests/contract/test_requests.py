@@ -84,8 +84,8 @@ def test_an_alias_stands_for_its_model(endpoint: Endpoint) -> None:
 
     assert endpoint.chat(model=ALIAS, max_tokens=1).json["model"] == MODEL
     assert [model["id"] for model in models] == [MODEL, ALIAS]
-    assert all({"id", "object", "created", "owned_by"} == set(model) for model in models)
-    assert endpoint.send("GET", f"/v1/models/{ALIAS}").json["id"] == MODEL
+    assert all({"id", "object", "created", "owned_by"} <= set(model) for model in models)
+    assert endpoint.send("GET", f"/v1/models/{ALIAS}").json["id"] == ALIAS
 
 
 def test_bodies_of_32_mib_are_read_and_larger_ones_refused_as_json(endpoint: Endpoint) -> None:

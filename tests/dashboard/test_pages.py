@@ -8,7 +8,7 @@ from playwright.async_api import Browser, Page, expect
 
 from dashboard.conftest import ARTEFACTS
 from dashboard.stage import Stage, stage
-from meshnet_tracker.testing import running_tracker
+from meshnet_tracker.testing import make_card, running_tracker
 
 AXE = Path(__file__).parent / "vendor" / "axe.min.js"
 WIDE, PHONE = 1440, 390
@@ -16,6 +16,13 @@ WIDE, PHONE = 1440, 390
 AXE_RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+async def violations(page: Page) -> list[tuple[str, list[str]]]:
+    """What axe finds, and where."""
+    await page.add_script_tag(path=AXE)
+    found = await page.evaluate("rules => axe.run(document, rules)", AXE_RULES)
+    return [(one["id"], [node["html"] for node in one["nodes"]][:3]) for one in found["violations"]]
 
 
 async def cells(page: Page, row: str) -> list[str]:
@@ -64,9 +71,9 @@ async def test_an_empty_mesh_says_what_to_do_next(page: Page) -> None:
         await expect(page.locator("#nodes")).to_contain_text(f"meshnet node --model smollm2 --tracker {tracker.url}")
         await expect(page.locator("#routing")).to_contain_text("Nothing to route yet")
         await page.goto(f"{tracker.url}/#calls")
-        await expect(page.locator("#calls")).to_contain_text("No call yet")
+        await expect(page.locator("#call-wall")).to_contain_text("No call yet")
         await page.goto(f"{tracker.url}/#chat")
-        await expect(page.locator("#chat")).to_contain_text("No model is served")
+        await expect(page.locator("#chat-panel")).to_contain_text("No model is served")
 
 
 async def test_the_wall_is_live_says_why_and_survives_a_reload(page: Page, mesh: Stage) -> None:
@@ -108,7 +115,7 @@ async def test_a_running_call_is_seen_running_and_the_wall_can_be_filtered(page:
     await page.get_by_label("mode").select_option("pinned")
     await expect(page.locator("[data-call]")).to_have_count(1)
     await page.get_by_label("find").fill("no such thing")
-    await expect(page.locator("#calls")).to_contain_text("No call matches")
+    await expect(page.locator("#call-wall")).to_contain_text("No call matches")
 
 
 async def test_a_chat_shows_its_route_and_a_pin_holds(page: Page, mesh: Stage) -> None:
@@ -122,6 +129,125 @@ async def test_a_chat_shows_its_route_and_a_pin_holds(page: Page, mesh: Stage) -
         await expect(page.locator(".turn").last).to_contain_text("word0 word1")
         assert (await mesh.get("/v1/calls?limit=1"))["calls"][0]["signature"] == arm["signature"]
         assert (await mesh.get("/v1/calls?limit=1"))["calls"][0]["mode"] == "pinned"
+
+
+async def test_a_conversation_outlives_a_look_at_another_page(page: Page, mesh: Stage) -> None:
+    for head in mesh.heads.values():
+        head.go.clear()
+    await page.goto(f"{mesh.tracker.url}/#chat")
+    await page.get_by_label("Your message").fill("Hello")
+    await page.get_by_label("Your message").press("Enter")
+    await page.get_by_role("link", name="why this route?").click()
+    await expect(page.locator(".detail .badge[data-kind=running]")).to_be_visible()
+    for head in mesh.heads.values():
+        head.go.set()
+    await expect(page.locator(".detail .badge[data-kind=completed]")).to_be_visible()
+    await page.get_by_role("link", name="Chat", exact=True).click()
+
+    await expect(page.locator(".turn").first).to_contain_text("Hello")
+    await expect(page.locator(".turn").last).to_contain_text("word9")
+    await expect(page.locator(".turn").last).to_contain_text("10 tokens")
+
+
+async def test_thoughts_are_shown_apart_and_a_cut_answer_says_so(page: Page, mesh: Stage) -> None:
+    for head in mesh.heads.values():
+        head.thoughts, head.finish_reason = ("let me see",), "length"
+    await page.goto(f"{mesh.tracker.url}/#chat")
+    await page.get_by_label("Your message").fill("Hello")
+    await page.get_by_role("button", name="Send").click()
+    answer = page.locator(".turn").last
+
+    await expect(answer).to_contain_text("Cut off")
+    await expect(answer.locator("> .text")).to_have_text("".join(mesh.heads["fast"].pieces))
+    await expect(answer.locator("details .text")).to_be_hidden()
+    await answer.get_by_text("Thoughts").click()
+    await expect(answer.locator("details .text")).to_have_text("let me see")
+
+
+async def test_the_wall_tells_of_several_answers_of_a_takeover_and_of_errors(page: Page) -> None:
+    async with stage() as scene:
+        await page.goto(f"{scene.tracker.url}/#calls")
+        refused = (await scene.chat(temperature=9))["x-request-id"]
+        unserved = (await scene.chat(model="half"))["x-request-id"]
+        scene.heads["fast"].breaks_after = 4
+        taken_over = (await scene.chat())["x-request-id"]
+        several = (await scene.chat(n=2, route=[scene.node_ids["slow"]]))["x-request-id"]
+
+        await expect(page.locator(f'[data-call="{refused}"] .state')).to_have_text("client error temperature")
+        await expect(page.locator(f'[data-call="{unserved}"] .state')).to_have_text("node fault no_route")
+        await expect(page.locator(f'[data-call="{taken_over}"] [data-label=attempts]')).to_have_text("2")
+        await expect(page.locator(f'[data-call="{several}"] [data-label=tokens]')).to_have_text("20 in 2")
+        detail = page.locator(".detail")
+        for call_id, texts in {
+            refused: ["400 at temperature", "is not kept", "before a route was chosen"],
+            unserved: ["layers 17-29 are held by no ready node"],
+            taken_over: [
+                "took over after 4 tokens; drew 6 tokens",
+                "broke its connection off",
+                "several routes made it",
+            ],
+            several: ["the request named these nodes", "2, one after the other", "no: it is several answers"],
+        }.items():
+            await page.goto(f"{scene.tracker.url}/#calls/{call_id}")
+            for text in texts:
+                await expect(detail).to_contain_text(text)
+
+
+async def test_a_node_in_front_of_another_server_is_shown_as_the_whole_model(page: Page) -> None:
+    async with stage() as scene:
+        card = make_card(name="cloud", layer_count=1)
+        scene.tracker.register("room", "0-0", url=scene.heads["slow"].url, model=card)
+        request_id = (await scene.chat(model="cloud"))["x-request-id"]
+        await page.goto(scene.tracker.url)
+        await expect(page.get_by_role("img", name="the whole model, behind another server")).to_be_visible()
+        await expect(page.locator("#models")).to_contain_text("behind another server, 1 node")
+        await page.goto(f"{scene.tracker.url}/#calls")
+        await expect(page.locator(f'[data-call="{request_id}"] .chip')).to_have_text("roomall")
+
+
+async def test_the_keyboard_alone_reads_the_wall(page: Page, mesh: Stage) -> None:
+    await page.goto(f"{mesh.tracker.url}/#calls")
+    await expect(page.locator("[data-call]").first).to_be_visible()
+    await page.keyboard.press("Tab")
+    skip = page.get_by_role("link", name="Skip to the content")
+    await expect(skip).to_be_focused()
+    await expect(skip).to_be_in_viewport()
+    for name in ("meshnet, overview", "Overview", "Routing", "Call wall", "Chat"):
+        await page.keyboard.press("Tab")
+        link = page.get_by_role("link", name=name, exact=True)
+        await expect(link).to_be_focused()
+        assert await link.evaluate("element => getComputedStyle(element).outlineStyle") == "solid", "no focus ring"
+    await skip.focus()
+    await page.keyboard.press("Enter")
+    await expect(page.locator("main")).to_be_focused()
+    assert page.url.endswith("#calls"), "the page is still the call wall"
+
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_label("find")).to_be_focused()
+    first = page.locator("[data-call]").first.get_by_role("link")
+    while not await first.evaluate("element => element === document.activeElement"):
+        await page.keyboard.press("Tab")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("#detail-title")).to_be_focused()
+    await page.keyboard.press("Escape")
+    await expect(page.locator(".detail")).to_have_count(0)
+    await expect(first).to_be_focused()
+
+
+async def test_nothing_moves_for_those_who_do_not_want_it(browser: Browser, mesh: Stage) -> None:
+    moving = """() => document.getAnimations().length
+        + [...document.querySelectorAll('*')].filter(e => getComputedStyle(e).transitionDuration !== '0s').length"""
+    counts = {}
+    for wish in ("no-preference", "reduce"):
+        async with await browser.new_context(reduced_motion=wish) as context, await context.new_page() as page:
+            await page.goto(f"{mesh.tracker.url}/#calls")
+            await expect(page.locator(".live")).to_have_text("live")
+            calls = await page.evaluate(moving)
+            await page.goto(f"{mesh.tracker.url}/#overview")
+            await expect(page.locator(".meter").first).to_be_visible()
+            counts[wish] = (calls > 0, await page.evaluate(moving) > 0)
+
+    assert counts == {"no-preference": (True, True), "reduce": (False, False)}
 
 
 async def test_a_dead_tracker_is_told_and_the_last_figures_stay(browser: Browser) -> None:
@@ -150,10 +276,7 @@ async def test_axe_finds_nothing_and_pages_fit_a_phone(
         ARTEFACTS.mkdir(parents=True, exist_ok=True)
         await page.screenshot(path=ARTEFACTS / f"{name}-{scheme}-{width}.png", full_page=True)
         assert await page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
-        if width == WIDE:
-            await page.add_script_tag(path=AXE)
-            found = await page.evaluate("rules => axe.run(document, rules)", AXE_RULES)
-            assert [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found["violations"]] == []
+        assert await violations(page) == []
         await context.close()
 
 

@@ -28,7 +28,7 @@ from meshnet_protocol.frames import (
 from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, WalletId
 from meshnet_protocol.messages import HeadRequest, Heartbeat, Leave, PlannedHop, Registration, RoutePlan, Sampling
 from meshnet_protocol.proofs import Proof
-from meshnet_protocol.tickets import ALGORITHM, check_ticket, read_ticket
+from meshnet_protocol.tickets import ALGORITHM, Ticket, check_ticket, read_signed
 from meshnet_tracker.errors import RegistrationRefusedError
 from meshnet_tracker.fleet import (
     Fleet,
@@ -104,8 +104,10 @@ def test_a_damaged_frame_is_a_frame_or_a_named_refusal(frame: FrameHeader) -> No
 @given(damaged(TICKETED.ticket.encode()))
 def test_a_damaged_ticket_is_refused_or_says_the_very_same(data: bytes) -> None:
     with suppress(RemoteProtocolError):
-        ticket = read_ticket(data.decode("latin-1"), KEY.public_key())
-        assert ticket == read_ticket(TICKETED.ticket, KEY.public_key()), "the spare bits of base64 may differ, no more"
+        ticket = read_signed(data.decode("latin-1"), KEY.public_key(), Ticket)
+        assert ticket == read_signed(TICKETED.ticket, KEY.public_key(), Ticket), (
+            "the spare bits of base64 may differ, no more"
+        )
 
 
 @FUZZ
@@ -116,7 +118,7 @@ def test_claims_of_any_kind_are_a_ticket_or_refused_even_under_the_right_signatu
     except (TypeError, ValueError):
         return  # no JWT can say this
     with suppress(RemoteProtocolError):
-        check_ticket(read_ticket(text, KEY.public_key()), TICKETED, now=NOW)
+        check_ticket(read_signed(text, KEY.public_key(), Ticket), TICKETED, now=NOW)
 
 
 @FUZZ

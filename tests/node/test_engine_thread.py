@@ -257,6 +257,33 @@ async def test_a_prompt_does_not_stop_others(engine: Engine) -> None:
     assert drawn >= 5
 
 
+async def ends_in_order(engine: Engine, rows: int) -> list[str]:
+    """Two prompts of so many rows, in steps of 20 that arrive at the same time: whose steps end when."""
+    talks = {"a": open_at(engine, 0), "b": open_at(engine, 0)}
+    order: list[str] = []
+
+    async def run(name: str, position: int) -> None:
+        await engine.step(talks[name].sessions[0], StepInput(position, [7] * 20, None, wants_token=False))
+        order.append(name)
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in talks:
+            for position in range(0, rows, 20):
+                tasks.create_task(run(name, position))
+    for talk in talks.values():
+        talk.close()
+    return order
+
+
+async def test_short_prompts_are_finished_one_after_the_other(engine: Engine) -> None:
+    assert await ends_in_order(engine, 60) == ["a"] * 3 + ["b"] * 3
+
+
+async def test_long_prompts_take_turns(engine: Engine) -> None:
+    """After as many rows as a chunk may have, 64 here."""
+    assert "".join(await ends_in_order(engine, 240)) == "aaaabbbb" * 3
+
+
 async def test_a_running_text_does_not_notice_a_recut(model_path: Path, cache_dir: Path) -> None:
     engine = Engine.load(model_path, ALL, options(cache_dir, context_tokens=256))
     expected = await open_at(engine, 0).generate(PROMPT, 16)

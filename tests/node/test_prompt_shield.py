@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshnet_node.engine.vocabulary import Vocabulary
-from meshnet_node.errors import TemplateError
+from meshnet_node.errors import ContextOverflowError, TemplateError
 from meshnet_node.prompt import understand
 from meshnet_node.prompt_shield import Shield, SpecialNames
 from meshnet_protocol.messages import HeadRequest, Tool
@@ -109,3 +109,28 @@ def test_a_text_completion_is_the_clients_own_prompt_special_tokens_included(voc
     work = understand(vocabulary, HeadRequest(prompts=["<|im_end|>"]), context_tokens=64)
 
     assert vocabulary.marker_token("<|im_end|>") in work.prompts[0]
+
+
+HI: dict[str, Any] = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        HeadRequest(messages=[HI] * 64),
+        HeadRequest(messages=[HI | {"content": "<" * 17000}]),
+        HeadRequest(messages=[HI], tools=[Tool(name="a", description="<" * 17000)]),
+    ],
+)
+def test_what_is_beyond_any_context_is_refused_before_it_is_rendered(request_: HeadRequest) -> None:
+    class NeverAsked(Vocabulary):
+        def __init__(self) -> None:
+            """Has no model, so nobody can render or tokenize anything with it."""
+
+    with pytest.raises(ContextOverflowError):
+        understand(NeverAsked(), request_, context_tokens=64)
+
+
+def test_a_text_of_nothing_but_beginnings_of_names_is_looked_through_as_it_is_found() -> None:
+    found = NAMES.find("<" * 1000 + "<s>" + "<" * 10_000_000)
+    assert next(found) == (1000, 1003)

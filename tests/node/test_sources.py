@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_node.engine import slice_writer
 from meshnet_node.engine.gguf_file import ModelFile
@@ -18,13 +19,18 @@ from meshnet_node.engine.thread import Engine
 from meshnet_node.errors import ModelFileError, SourceError
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
+from meshnet_node.reader_gate import ReaderGate
 from meshnet_node.sources import http
 from meshnet_node.sources.header import NeedsMoreError, header_length
 from meshnet_node.sources.http import HttpSource
 from meshnet_node.sources.mesh import MeshSource
 from meshnet_node.sources.remote import open_http, open_remote
 from meshnet_node.tracker_reads import TrackerReads
+from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import TrackerGreeting
+from meshnet_protocol.proofs import public_key_text
+from meshnet_tracker.ticket_office import TicketOffice
 from node.engine_helpers import options
 from node.file_server import COMMIT, TOKEN_WANTED, FileServer, serving_files
 from node.tiny_models import write_tiny
@@ -265,18 +271,25 @@ class Mesh:
     def __init__(self) -> None:
         self._servers: list[TestServer] = []
         self._nodes: list[dict[str, str]] = []
+        self.reading_pass = ""
+        self.passes_given = 0
 
     async def start_tracker(self) -> str:
         async def nodes(_: web.Request) -> web.Response:
             return web.json_response({"nodes": self._nodes})
 
+        async def give_pass(_: web.Request) -> web.Response:
+            self.passes_given += 1
+            return web.json_response({"text": self.reading_pass}, status=200 if self.reading_pass else 403)
+
         app = web.Application()
         app.router.add_get("/v1/nodes", nodes)
+        app.router.add_get("/v1/nodes/pass", give_pass)
         return await self._start(app)
 
-    async def add(self, engine: Engine, cache_dir: Path) -> None:
+    async def add(self, engine: Engine, cache_dir: Path, gate: ReaderGate | None = None) -> None:
         app = web.Application()
-        ModelServer(engine, cache_dir).add_to(app)
+        ModelServer(engine, cache_dir, gate).add_to(app)
         self._nodes.append({"model": engine.card.model_key, "url": await self._start(app)})
 
     async def _start(self, app: web.Application) -> str:
@@ -305,6 +318,28 @@ async def test_a_node_without_the_file_gets_its_layers_from_the_mesh(local: Mode
     assert remote.card(tmp_path / "second") == local.card(tmp_path / "first")
     assert remote.origin is not None
     assert remote.origin.manifest is not None
+
+
+async def test_a_guarded_file_is_read_with_one_pass_of_the_tracker_and_not_without(
+    local: ModelFile, tmp_path: Path
+) -> None:
+    mesh, key, trust = Mesh(), Ed25519PrivateKey.generate(), TrackerTrust()
+    tracker = TrackerReads(await mesh.start_tracker())
+    trust.greet(TrackerGreeting(tracker_key=public_key_text(key), boot="1", time_s=1_800_000_000.0))
+    engine = Engine.load(local, LayerRange(0, 11), options(tmp_path / "first"))
+    await mesh.add(engine, tmp_path / "first", ReaderGate(trust, is_open=False))
+
+    with pytest.raises(SourceError, match="to members only"):
+        await asyncio.to_thread(open_model, "mesh:Tiny-Model", cache_dir=tmp_path / "b", tracker=tracker)
+    mesh.reading_pass = TicketOffice(key).issue_pass(now=1_800_000_000.0)
+    given_before = mesh.passes_given
+    remote = await asyncio.to_thread(open_model, "mesh:Tiny-Model", cache_dir=tmp_path / "b", tracker=tracker)
+    path = await asyncio.to_thread(cached_slice, remote, LAYERS, tmp_path / "b")
+    await mesh.close()
+    engine.close()
+
+    assert path.read_bytes() == cached_slice(local, LAYERS, tmp_path / "a").read_bytes()
+    assert mesh.passes_given == given_before + 1
 
 
 async def test_nodes_that_hold_parts_serve_together_what_none_has_alone(

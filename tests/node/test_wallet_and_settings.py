@@ -75,6 +75,13 @@ def test_a_node_is_known_by_machine_and_port_unless_it_is_named() -> None:
     assert settings(instance="gpu-box").instance_name(8091) == "gpu-box"
 
 
+def test_only_a_node_on_loopback_that_no_proxy_makes_public_is_private() -> None:
+    assert settings().is_private
+    assert settings(host="::1", advertise="http://localhost:1").is_private
+    assert not settings(host="0.0.0.0").is_private
+    assert not settings(advertise="https://box.example/").is_private
+
+
 def test_a_node_that_listens_everywhere_advertises_the_address_that_leads_to_the_tracker() -> None:
     assert settings(host="0.0.0.0").advertised_url(9000) == "http://127.0.0.1:9000"
     assert settings(host="::1").advertised_url(9000) == "http://[::1]:9000"

@@ -54,6 +54,23 @@ def test_tokens_seen_are_counted_where_a_head_gives_no_usage() -> None:
     assert chat.usage.completion_tokens == 2
 
 
+def test_a_head_that_tells_no_ids_has_speed_and_work_units_by_its_own_count_and_by_pieces_until_then() -> None:
+    """Such as one that stands for another server."""
+    chat = begun_chat()
+    for piece in ("a", "b"):
+        chat.take(HeadEvent(choices=[Choice(index=0, delta=Delta(content=piece))]), now=2.0)
+    while_running = chat.usage.completion_tokens
+    chat.take(HeadEvent(usage=Usage(prompt_tokens=3, completion_tokens=8, total_tokens=11)), now=5.0)
+    chat.complete(now=5.0)
+    chat.end_attempt()
+    summary = chat.summary(now=6.0)
+
+    assert while_running == 2
+    assert (summary["tps"], summary["completion_tokens"]) == (8 / 4.0, 8)
+    assert [run["completion_tokens"] for run in summary["runs"]] == [8]
+    assert summary["hops"][0]["work_units"] == 40 * 11
+
+
 def test_another_attempt_goes_on_from_what_was_drawn_and_each_token_is_one_runs() -> None:
     chat = begun_chat()
     chat.take(HeadEvent(meshnet=HeadReport(prompt_tokens=3)), now=2.0)
@@ -68,7 +85,7 @@ def test_another_attempt_goes_on_from_what_was_drawn_and_each_token_is_one_runs(
     runs = chat.summary(now=6.0)["runs"]
 
     assert (so_far.token_ids, so_far.is_finished) == ((1, 2), False)
-    assert (chat.attempts, chat.drawn_tokens, chat.first_text_at) == (2, 4, 2.0)
+    assert (chat.attempts, chat.usage.completion_tokens, chat.first_text_at) == (2, 4, 2.0)
     assert not chat.tells_of_its_route
     assert [(run["outcome"], run["prompt_tokens"], run["completion_tokens"]) for run in runs] == [
         ("node_fault", 3, 2),

@@ -32,6 +32,10 @@ def finished(call_id: str, **fields: Any) -> dict[str, Any]:
     ending = {
         "outcome": "completed",
         "culprit": None,
+        "error": None,
+        "choice_count": 1,
+        "seed": 7,
+        "runs": [{"outcome": "completed", "completion_tokens": 18}],
         "finish_reason": "stop",
         "is_sampled": False,
         "model": "m",
@@ -67,17 +71,32 @@ def test_a_call_is_put_together_from_its_events_with_every_attempt() -> None:
         10.5,
         "greedy-fallback",
     )
-    assert [(a["signature"], a["error"]) for a in call["attempts"]] == [("m | a[0-1]", "broke"), ("m | b[0-1]", None)]
+    assert [(a["signature"], a["error"], a["drawn_tokens"], a["seconds"]) for a in call["attempts"]] == [
+        ("m | a[0-1]", "broke", 2, 1.0),
+        ("m | b[0-1]", None, 18, 2.5),
+    ]
     assert ended == [call]
 
 
 def test_a_refused_call_is_on_the_wall_without_a_route() -> None:
     book = CallBook()
-    book.take(finished("r1", model=None, hops=[], outcome="client_error"))
+    error = {"status": 400, "code": None, "param": "temperature", "message": None}
+    book.take(finished("r1", model=None, hops=[], runs=[], outcome="client_error", error=error))
 
     call = book.call("r1")
     assert call is not None
+    assert call["error"] == error
     assert (call["mode"], call["attempts"], call["outcome"]) == (None, [], "client_error")
+
+
+def test_a_call_that_an_older_tracker_wrote_down_has_all_fields() -> None:
+    book = CallBook()
+    book.restore([{"id": "r1", "at": 1.0, "state": "finished", "outcome": "completed"}])
+    book.take(finished("r2"))
+
+    old, new = book.latest()[::-1]
+    assert (old["outcome"], old["error"], old["hops"]) == ("completed", None, [])
+    assert old.keys() == new.keys()
 
 
 def test_a_reader_gets_each_changed_call_once_in_its_latest_form() -> None:

@@ -65,6 +65,18 @@ def test_json_is_read_strictly_whatever_numbers_are_in_it(rest: str) -> None:
         parse_chat(b'{"messages": [], "a": 1e999, "b": %s}' % rest.encode(), seed_rng=Random(1))
 
 
+@pytest.mark.parametrize("values", ["[]," * 300_000, '{"a":{}},' * 130_000, "1," * 2_100_000])
+def test_a_body_of_countless_tiny_values_is_refused_before_they_are_made(values: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "hi"}], "x": [%s1]}' % values.encode()
+    with pytest.raises(MalformedRequestError, match="at most"):
+        parse_chat(body, seed_rng=Random(1))
+
+
+def test_a_long_text_is_read_however_many_commas_it_has() -> None:
+    lorem = "Lorem ipsum dolor sit amet, consectetur adipiscing elit, " * 580_000
+    assert parse(messages=[{"role": "user", "content": lorem}]).head_request.messages[0]["content"] == lorem
+
+
 @pytest.mark.parametrize(("stop", "texts"), [("x", ["x"]), (["a", "", "b"], ["a", "b"]), ([], []), ("", [])])
 def test_stop_comes_in_every_form(stop: Any, texts: list[str]) -> None:
     assert parse(stop=stop).head_request.stop == texts
@@ -118,6 +130,8 @@ def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
         ({"seed": 2**63}, "seed"),
         ({"stop": [1]}, "stop"),
         ({"stop": 1}, "stop"),
+        ({"stop": ["x"] * 257}, "stop"),
+        ({"stop": "x" * 16385}, "stop"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": 1}, "stream_options"),
         ({"model": 1}, "model"),

@@ -413,6 +413,23 @@ async def test_what_is_wrong_with_a_request_is_said_in_openais_form(
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert response.headers["x-request-id"].startswith("req_")
     assert finished["outcome"] == "client_error"
+    assert (finished["error"]["status"], finished["error"]["code"]) == (status, code)
+
+
+async def test_others_read_of_a_refused_request_which_field_was_wrong_and_nothing_that_it_held() -> None:
+    refusal = (400, {"message": "no grammar from 'a secret'", "param": "response_format", "code": "invalid_grammar"})
+    async with mesh({}, {"refusal": refusal}) as (tracker, (_, refuser)):
+        for fields in ({"tools": "a secret"}, {"model": "gpt-9"}, {"route": [_node_of(tracker, refuser)]}):
+            async with post(tracker, **fields) as response:
+                assert not response.ok
+        errors = [chat["error"] for chat in await finished_chats(tracker, 3)]
+
+    assert [(error["param"], error["code"]) for error in errors] == [
+        ("tools", None),
+        ("model", "model_not_found"),
+        ("response_format", "invalid_grammar"),
+    ]
+    assert [error["message"] is None for error in errors] == [True, False, True]
 
 
 async def test_a_request_without_a_model_means_the_only_one() -> None:

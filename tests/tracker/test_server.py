@@ -107,6 +107,19 @@ async def test_a_node_that_contradicts_is_told_so() -> None:
     assert "wallet" in bad_answer["error"]["message"]
 
 
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/tiny"])
+async def test_monitors_may_ask_for_the_head_of_an_answer(path: str) -> None:
+    async with running_tracker() as tracker, aiohttp.ClientSession() as http:
+        owner = NodeVoice(tracker.url)
+        await owner.say("register", make_registration("a", "0-39", wallet=owner.wallet))
+        async with http.head(tracker.url + path) as answer:
+            body = await answer.read()
+        async with http.get(tracker.url + path) as got:
+            whole = await got.read()
+    assert (answer.status, got.status) == (200, 200)
+    assert (body, answer.headers["content-length"]) == (b"", str(len(whole)))
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "code"),
     [
@@ -138,7 +151,7 @@ async def test_models_are_listed_and_slashes_forgiven() -> None:
         _, models, _ = await ask(tracker, "//v1/models/")
         status, model, _ = await ask(tracker, "/v1/models/org/tiny%20chat")
 
-    assert [set(entry) for entry in models["data"]] == [{"id", "object", "created", "owned_by"}]
+    assert [set(entry) for entry in models["data"]] == [{"id", "object", "created", "owned_by", "ready"}]
     assert (status, model) == (200, models["data"][0])
 
 

@@ -18,6 +18,12 @@ from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.errors import CommandError
 from meshnet_cli.tls import client_context, server_context
 from meshnet_cli.tracker_api import get_json
+from meshnet_node.errors import ModelFileError
+from meshnet_node.model_source import open_model
+from meshnet_node.tracker_client import Membership
+from meshnet_node.tracker_reads import TrackerReads
+from meshnet_node.tracker_trust import TrackerTrust
+from meshnet_node.wallet import Wallet
 
 API_KEY, ADMIN_KEY, TOKEN = "sk-client-4711-4711", "sk-owner-0815-0815", "join-token-1234-5678"
 QUESTION = "What is the capital of France? Answer in one sentence."
@@ -130,6 +136,25 @@ def test_a_node_without_the_token_is_told_so_and_ends(guarded: Guarded, monkeypa
     )
     assert done.returncode == 2
     assert "a join token is needed" in done.stderr.strip().splitlines()[-1]
+
+
+def test_a_nodes_model_file_is_handed_to_members_and_to_nobody_else(guarded: Guarded, tmp_path: Path) -> None:
+    node = get_json(guarded.mesh.url, "/v1/nodes")["nodes"][0]
+    tls = ssl.create_default_context(cafile=str(guarded.certificates.ca))
+    for part in ("", "/file", "/manifest"):
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{node['url']}/v1/models/{node['model']}{part}", context=tls)
+        with refused.value:
+            assert refused.value.code == 401
+            assert b"no_pass" in refused.value.read()
+
+    def reads(token: str) -> TrackerReads:
+        wallet = Wallet.load_or_create(tmp_path / "newcomer.pem")
+        return TrackerReads(guarded.mesh.url, Membership(wallet, TrackerTrust(), token), tls)
+
+    assert open_model(f"mesh:{MODEL}", cache_dir=tmp_path, tracker=reads(TOKEN)).layer_count == 30
+    with pytest.raises(ModelFileError, match="cannot say who has"):
+        open_model(f"mesh:{MODEL}", cache_dir=tmp_path, tracker=reads("another-token-0000"))
 
 
 def test_neither_secrets_nor_what_was_said_is_written_anywhere(guarded: Guarded) -> None:

@@ -222,7 +222,7 @@ async def test_a_node_that_gives_another_ones_address_is_found_out() -> None:
         assert (await owner.say("register", node))[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/suggest?model=tiny&layers=3"])
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/pass", "/v1/nodes/suggest?model=tiny&layers=3"])
 async def test_on_a_tracker_with_keys_those_who_may_join_can_ask_who_is_there_and_others_cannot(path: str) -> None:
     keys: dict[str, Any] = {"admin_keys": ("the-owners-own-key",), "join_tokens": (TOKEN,)}
     async with running_tracker(**keys) as tracker:

@@ -174,6 +174,14 @@ def tracker(
             help="Go without keys although others can reach this tracker. Trust them all.",
         ),
     ] = False,
+    show_texts: Annotated[
+        bool,
+        typer.Option(
+            "--show-texts",
+            envvar="MESHNET_SHOW_TEXTS",
+            help="Show prompts and answers of the latest calls on the dashboard. Kept in memory only.",
+        ),
+    ] = False,
     key_file: Annotated[
         Path,
         typer.Option(envvar="MESHNET_TRACKER_KEY_FILE", help="Ed25519 key that signs tickets; made on first start."),
@@ -218,6 +226,7 @@ def tracker(
             allowed_wallets=frozenset(WalletId(wallet.lower()) for wallet in split_list(allow_wallet)),
             allowed_hosts=frozenset(host.lower() for host in split_list(allow_host)),
             is_open=is_open,
+            show_texts=show_texts,
             server_tls=server_context(tls_cert, tls_key),
             client_tls=client_context(tls_ca),
         ),

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from meshnet_node.chunking import chunk_rows
 from meshnet_node.engine.api import Engine, StepInput, Vocabulary
 from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopReply, HopSession, PendingStep
 from meshnet_node.text_stream import TextStream
@@ -128,7 +129,12 @@ class Choice:
     async def _prefill(self, rows: Sequence[int]) -> AsyncGenerator[Prefilled, None]:
         """Send the rows down the route in chunks, a few ahead of the replies; the last one draws a token."""
         pending: deque[tuple[int, PendingStep]] = deque()
-        size = self.engine.options.chunk_tokens
+        size = chunk_rows(
+            len(rows) - self._held_rows,
+            hop_count=self.session.hop_count,
+            overhead_rows=self.engine.chunk_overhead_rows,
+            rows_max=self.engine.options.chunk_tokens,
+        )
         for start in range(self._held_rows, len(rows), size):
             while pending and (len(pending) == STEPS_IN_FLIGHT_MAX or pending[0][1].is_answered):
                 yield await self._prefilled(pending)

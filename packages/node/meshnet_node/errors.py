@@ -17,6 +17,7 @@
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
     │   └── ContextOverflowError   prompt and completion do not fit the context
     ├── TicketError                a session that no valid ticket allows
+    ├── NoPassError                somebody asks for the model's file without a valid pass
     ├── PlanError                  a route plan that this node cannot be a hop of
     │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
     │   └── StepError              a step that does not fit its session
@@ -66,6 +67,11 @@ class RegistrationRefusedError(NodeError):
 
 class TrackerKeyError(NodeError):
     code = "tracker_key"
+
+
+class NoPassError(NodeError):
+    code = "no_pass"
+    http_status = 401
 
 
 class TicketError(NodeError):

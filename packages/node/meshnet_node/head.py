@@ -42,6 +42,8 @@ from meshnet_protocol.prefix import prefix_chain
 
 NEXT_SLOT_WAIT_S_MAX = 60.0
 """How long an accepted request's further answers wait for a slot that others took meanwhile."""
+NEXT_SLOT_WAIT_SHARE = 0.5
+"""At most this share of the tracker's patience: a busy route is to say so, and not to be taken for a dead one."""
 NEXT_SLOT_LOOK_PERIOD_S = 0.02
 
 
@@ -179,7 +181,10 @@ class Chat:
         return await self.sessions.enter_async_context(self.hops.open_hop_session(self._opening(index)))
 
     async def _wait_session(self, index: int) -> HopSession:
-        give_up_at = asyncio.get_running_loop().time() + NEXT_SLOT_WAIT_S_MAX
+        patience_s = NEXT_SLOT_WAIT_S_MAX
+        if self.plan.token_timeout_s is not None:
+            patience_s = min(patience_s, NEXT_SLOT_WAIT_SHARE * self.plan.token_timeout_s)
+        give_up_at = asyncio.get_running_loop().time() + patience_s
         while True:
             try:
                 return await self.open_session(index)

@@ -4,8 +4,8 @@ GET /v1/models/{model_key}            what file it is
 GET /v1/models/{model_key}/file       a range of it; the answer may be shorter than asked for
 GET /v1/models/{model_key}/manifest   one hash per tensor, from nodes that have the whole file
 
-Who asks for more than is held gets what stands before the gap, or 416. Answers are bounded and few at a time, so
-that handing on a model does not stop chats.
+Readers show a pass of the tracker (``reader_gate.py``). Who asks for more than is held gets what stands before the
+gap, or 416. Answers are bounded and few at a time, so that handing on a model does not stop chats.
 """
 
 import asyncio
@@ -15,9 +15,12 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from meshnet_node.chat_writer import error_body
 from meshnet_node.engine.api import Engine, HeldFile
-from meshnet_node.errors import SourceError
+from meshnet_node.errors import NoPassError, SourceError
+from meshnet_node.reader_gate import ReaderGate
 from meshnet_protocol.messages import SharedFile
+from meshnet_protocol.tickets import PASS_HEADER
 
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 ANSWERS_AT_ONCE_MAX = 2
@@ -25,10 +28,11 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class ModelServer:
-    """Serves one engine's model file."""
+    """Serves one engine's model file; without a ``gate``, to everybody."""
 
-    def __init__(self, engine: Engine, cache_dir: Path) -> None:
+    def __init__(self, engine: Engine, cache_dir: Path, gate: ReaderGate | None = None) -> None:
         self._engine = engine
+        self._gate = gate
         self._cache_dir = cache_dir
         self._turns = asyncio.Semaphore(ANSWERS_AT_ONCE_MAX)
 
@@ -72,6 +76,16 @@ class ModelServer:
         return web.json_response(body=msgspec.json.encode(manifest))
 
     async def _held(self, request: web.Request) -> HeldFile:
+        self._check_pass(request)
         if request.match_info["model_key"] != self._engine.card.model_key:
             raise web.HTTPNotFound(text=f"this node serves {self._engine.card.model_key}\n")
         return await asyncio.to_thread(self._engine.held_file)
+
+    def _check_pass(self, request: web.Request) -> None:
+        if self._gate is None:
+            return
+        try:
+            self._gate.check(request.headers.get(PASS_HEADER, ""))
+        except NoPassError as error:
+            body = msgspec.json.encode({"error": error_body(error)}).decode()
+            raise web.HTTPUnauthorized(text=body, content_type="application/json") from error

@@ -3,7 +3,7 @@
 Everything here may refuse the request, and nothing has been promised to the client yet.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 from meshnet_node.answer_parser import AnswerParser, thinking_mark_at_end
 from meshnet_node.engine.api import GrammarWriter, RenderedChat, Vocabulary, grammar_of_schema
 from meshnet_node.errors import ContextOverflowError, GrammarError, RequestError
-from meshnet_node.prompt_shield import Shield, Span, SpecialNames
+from meshnet_node.prompt_shield import Shield, Span, SpecialNames, texts_of
 from meshnet_node.tool_format import (
     HERMES,
     ToolFormat,
@@ -110,6 +110,7 @@ def sampling_of(
 def _understand_chat(vocabulary: Vocabulary, request: HeadRequest, context_tokens: int) -> Work:
     messages = template_messages(request.messages)
     written = [messages, msgspec.to_builtins(request.tools)]
+    _check_written(len(messages), texts_of(written), context_tokens)
     shield = Shield(SpecialNames(vocabulary.control_names), written)
     tools = msgspec.convert(shield.cover(written[1]), list[Tool])
     chat, tool_format = _render(vocabulary, shield.cover(messages), tools)
@@ -186,6 +187,13 @@ def _encode_text(vocabulary: Vocabulary, prompt: str | list[int], context_tokens
     if not prompt or not all(0 <= token < vocabulary.size for token in prompt):
         raise RequestError(f"a prompt of token ids needs at least one, each from 0 to {vocabulary.size - 1}", "prompt")
     return tuple(prompt)
+
+
+def _check_written(message_count: int, texts: Iterable[str], context_tokens: int) -> None:
+    """Told before a template sees it: a message costs a token at least, and millions would take minutes to render."""
+    tokens_min = max(message_count, sum(map(len, texts)) // TOKEN_CHARS_MAX)
+    if tokens_min >= context_tokens:
+        raise ContextOverflowError(tokens_min, context_tokens)
 
 
 def _check_size(text: str, context_tokens: int) -> None:

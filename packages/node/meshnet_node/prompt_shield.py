@@ -9,6 +9,7 @@ The marks are characters that nobody's text has in it. Only names of control tok
 others (``</think>``) in messages itself, and a tokenizer reads those as tokens wherever they are.
 """
 
+import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +45,8 @@ class SpecialNames:
     def find(self, text: str) -> Iterator[tuple[int, int]]:
         """Start and end of each name, the longest of those that begin at one place, without overlap."""
         end = 0
-        for start in sorted(start for first in self._firsts for start in _positions(text, first)):
+        # Merged as they are found: a text may be nothing but beginnings.
+        for start in heapq.merge(*(_positions(text, first) for first in self._firsts)):
             if start >= end and (length := self._length_at(text, start)):
                 end = start + length
                 yield start, end
@@ -63,7 +65,7 @@ class Shield:
     def __init__(self, names: SpecialNames, written: object) -> None:
         """``written``: all that people wrote, as JSON has it. Raises TemplateError if it nests too deep."""
         self._names = names
-        texts = list(_texts_of(written))
+        texts = list(texts_of(written))
         self._is_needed = any(True for text in texts for _ in names.find(text))
         used = {character for text in texts for character in text if ord(character) in _MARK_CANDIDATES}
         free = (mark for number in _MARK_CANDIDATES if (mark := chr(number)) not in used)
@@ -115,7 +117,8 @@ def _positions(text: str, character: str) -> Iterator[int]:
         start = text.find(character, start + 1)
 
 
-def _texts_of(value: object, depth: int = 0) -> Iterator[str]:
+def texts_of(value: object, depth: int = 0) -> Iterator[str]:
+    """All texts in it, keys among them. Raises TemplateError if it nests too deep."""
     if depth > NESTING_MAX:
         raise TemplateError(f"messages or tools nest more than {NESTING_MAX} levels; make them flatter")
     match value:
@@ -124,7 +127,7 @@ def _texts_of(value: object, depth: int = 0) -> Iterator[str]:
         case Mapping():
             for key, item in value.items():
                 yield str(key)
-                yield from _texts_of(item, depth + 1)
+                yield from texts_of(item, depth + 1)
         case list() | tuple():
             for item in value:
-                yield from _texts_of(item, depth + 1)
+                yield from texts_of(item, depth + 1)

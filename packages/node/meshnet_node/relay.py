@@ -66,6 +66,11 @@ class HopSession:
         """Set before the end: the chain of the session's rows, for every hop to keep."""
 
     @property
+    def hop_count(self) -> int:
+        """Of its route."""
+        return self._at_engine.hop_count
+
+    @property
     def held_tokens(self) -> int:
         """Of the prompt, held by this hop and all later ones."""
         mine = self._at_engine.held_tokens

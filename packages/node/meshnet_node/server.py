@@ -34,8 +34,9 @@ from meshnet_node.link_server import LinkServer
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
 from meshnet_node.placement import layers_that_help
+from meshnet_node.reader_gate import ReaderGate
 from meshnet_node.relay import HopService, greeting_of
-from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.settings import NodeSettings
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.tracker_reads import TrackerReads
@@ -80,9 +81,11 @@ class NodeApp:
         links: LinkPool,
         admission: Admission,
         tickets: TicketGate | None = None,
+        readers: ReaderGate | None = None,
     ) -> None:
         self._identity = identity
         self._engine = engine
+        self._readers = readers
         self._admission = admission
         hops = HopService(identity.node_id, engine, links, admission, tickets)
         self._chats = ChatService(hops)
@@ -94,7 +97,7 @@ class NodeApp:
         app.router.add_post("/v1/completions", self.serve_chat)
         app.router.add_get(LINK_PATH, self._links.serve)
         app.router.add_get("/health", self.serve_health)
-        ModelServer(self._engine, self._engine.options.cache_dir).add_to(app)
+        ModelServer(self._engine, self._engine.options.cache_dir, self._readers).add_to(app)
         return app
 
     async def serve_health(self, _request: web.Request) -> web.Response:
@@ -280,8 +283,9 @@ async def _serve_shard(
         links = LinkPool(http, tasks, greeting_of(identity.node_id, engine))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
-        tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
-        app = NodeApp(identity, engine, links, admission, tickets)
+        tickets = TicketGate(membership.trust, allows_direct=settings.is_private)
+        readers = ReaderGate(membership.trust, is_open=settings.is_private and not settings.join_token)
+        app = NodeApp(identity, engine, links, admission, tickets, readers)
         async with serving(app.build(), listener, settings.server_tls):
             log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
             running = tasks.create_task(client.run(), name="membership")

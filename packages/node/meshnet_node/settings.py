@@ -92,6 +92,12 @@ class NodeSettings:
         scheme = "http" if self.server_tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
+    @property
+    def is_private(self) -> bool:
+        """Only this machine can reach the node, as far as it knows: no proxy gives it another address."""
+        host = self.host if self.advertise is None else urlsplit(self.advertise).hostname or ""
+        return is_loopback(self.host) and is_loopback(host)
+
     def instance_name(self, port: int) -> str:
         """The instance as given, or made of the machine's name and the port."""
         if self.instance is not None:

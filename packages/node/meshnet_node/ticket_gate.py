@@ -17,7 +17,7 @@ from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.messages import RoutePlan
-from meshnet_protocol.tickets import Ticket, check_ticket, read_ticket
+from meshnet_protocol.tickets import Ticket, check_ticket, read_signed
 
 UNLIMITED = 2**62
 SPENT_MAX = 200_000
@@ -65,7 +65,7 @@ class TicketGate:
         if self._trust.key is None:
             raise TicketError("this node has not met its tracker yet, and cannot check tickets")
         try:
-            ticket = read_ticket(plan.ticket, self._trust.key)
+            ticket = read_signed(plan.ticket, self._trust.key, Ticket)
             check_ticket(ticket, plan, now=self._trust.now())
         except RemoteProtocolError as error:
             raise TicketError(str(error)) from error

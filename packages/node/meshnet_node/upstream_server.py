@@ -26,7 +26,7 @@ from meshnet_node.server import (
     serving,
     start_sse,
 )
-from meshnet_node.settings import NodeSettings, is_loopback
+from meshnet_node.settings import NodeSettings
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
@@ -144,7 +144,7 @@ async def _serve(
 
     membership = Membership.of(settings, wallet)
     client = TrackerClient(http, settings.tracker, upstream, upstream, registration, membership)
-    tickets = TicketGate(membership.trust, allows_direct=is_loopback(settings.host))
+    tickets = TicketGate(membership.trust, allows_direct=settings.is_private)
     app = UpstreamApp(identity, upstream, tickets).build()
     async with asyncio.TaskGroup() as tasks, serving(app, listener, settings.server_tls):
         log.info("serving", node_id=identity.node_id, url=identity.url)

@@ -4,7 +4,12 @@ A ticket is a JWT signed with the tracker's Ed25519 key. It names the request's 
 with its address and span, how many sessions the request may open, how many tokens each may draw, and until when a
 session may be opened by the tracker's clock. A hop checks it once per session and takes the plan only if it is,
 word for word, the ticket's. Once open, a session may last as long as its tokens need.
+
+A *pass* is the same kind of paper for another purpose: whoever shows it may read the model files of the mesh's nodes.
+The tracker gives it to members, and to everybody where it has no keys, so that a node need not know who is a member.
 """
+
+from typing import Literal, TypeVar
 
 import jwt
 import msgspec
@@ -15,6 +20,7 @@ from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import ModelKey, SessionId
 from meshnet_protocol.messages import Message, PlannedHop, RoutePlan
 
+PASS_HEADER = "x-meshnet-pass"  # noqa: S105 - a header's name
 ALGORITHM = "EdDSA"
 TICKET_CHARS_MAX = 256 * 1024
 ANSWER_SEPARATOR = "-"
@@ -37,18 +43,36 @@ class Ticket(Message, frozen=True, kw_only=True):
     """Unix seconds by the tracker's clock: no session is opened later."""
 
 
-def sign_ticket(ticket: Ticket, key: Ed25519PrivateKey) -> str:
-    return jwt.encode(msgspec.to_builtins(ticket), key, algorithm=ALGORITHM)
+class Pass(Message, frozen=True, kw_only=True):
+    """The claims of a pass. It has no field of a ticket but ``exp``, so that neither can be used as the other."""
+
+    reads: Literal["model files"]
+    exp: int
+    """Unix seconds by the tracker's clock: nothing is read with it later."""
 
 
-def read_ticket(text: str, key: Ed25519PublicKey) -> Ticket:
+class PassReply(Message, frozen=True, kw_only=True):
+    """The signed pass, as the tracker hands it out."""
+
+    text: str
+
+
+Paper = TypeVar("Paper", Ticket, Pass)
+
+
+def sign(paper: Ticket | Pass, key: Ed25519PrivateKey) -> str:
+    return jwt.encode(msgspec.to_builtins(paper), key, algorithm=ALGORITHM)
+
+
+def read_signed(text: str, key: Ed25519PublicKey, kind: type[Paper]) -> Paper:
     """What ``key`` has signed. Raises RemoteProtocolError; whether it has expired is not checked here."""
+    what = kind.__name__.lower()
     if len(text) > TICKET_CHARS_MAX:
-        raise RemoteProtocolError(f"a ticket of {len(text)} characters; {TICKET_CHARS_MAX} are allowed")
+        raise RemoteProtocolError(f"a {what} of {len(text)} characters; {TICKET_CHARS_MAX} are allowed")
     try:
-        return msgspec.convert(jwt.decode(text, key, algorithms=[ALGORITHM], options=_DECODE_OPTIONS), Ticket)
+        return msgspec.convert(jwt.decode(text, key, algorithms=[ALGORITHM], options=_DECODE_OPTIONS), kind)
     except (jwt.PyJWTError, msgspec.ValidationError, RecursionError, ValueError, TypeError) as error:
-        raise RemoteProtocolError(f"not a ticket of the tracker this node trusts: {error}") from error
+        raise RemoteProtocolError(f"not a {what} of the tracker this node trusts: {error}") from error
 
 
 def check_ticket(ticket: Ticket, plan: RoutePlan, *, now: float) -> None:

@@ -27,10 +27,10 @@ from meshnet_protocol.proofs import SIGNATURE_HEADER
 LOGIN_PATH, LOGOUT_PATH = "/login", "/logout"
 LOGIN_COOKIE = "meshnet_login"
 LOGIN_S = 12 * 3600
-OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health")
-MEMBER_PATH = re.compile(r"/v1/nodes|/v1/nodes/suggest|/v1/store(/.*)?")
+OPENAI_PATH = re.compile(r"/v1/(chat/completions|completions|models(/.*)?)|/health(/ready)?")
+MEMBER_PATH = re.compile(r"/v1/nodes|/v1/nodes/(suggest|pass)|/v1/store(/.*)?")
 NODE_PATHS = frozenset(f"/v1/nodes/{verb}" for verb in ("greeting", "register", "heartbeat", "leave"))
-_PUBLIC_PATH = re.compile(r"/health|/login|/logout|/ui(/.*)?")
+_PUBLIC_PATH = re.compile(r"/health(/ready)?|/login|/logout|/ui(/.*)?")
 
 
 class Surface(StrEnum):
@@ -114,6 +114,10 @@ class Access:
         if not (ends_at.isascii() and ends_at.isdigit() and len(ends_at) < 20 and now <= int(ends_at)):
             return False
         return any(hmac.compare_digest(_seal(key, ends_at).encode(), seal.encode()) for key in self._admin_keys)
+
+
+def shows_a_key(headers: Mapping[bytes, bytes]) -> bool:
+    return bool(_bearer_of(headers))
 
 
 def client_name(headers: Mapping[bytes, bytes]) -> str:

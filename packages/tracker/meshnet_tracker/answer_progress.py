@@ -44,6 +44,7 @@ class AnswerProgress:
         self._resumed_tokens = 0
         self._is_confirmed = True
         self._reports = False
+        self._pieces_shown = 0
         self.prompt_tokens = 0
         self.finish_reason: str | None = None
         """Of the latest answer that ended."""
@@ -77,10 +78,13 @@ class AnswerProgress:
 
     @property
     def usage(self) -> Usage:
-        """Each token counts once, whoever drew it. A head that tells no ids is believed its own count."""
+        """Each token counts once, whoever drew it. A head that tells no ids is believed its own count.
+
+        Until such a head has told it, and if it never does, each piece of text counts for a token.
+        """
         reported = self._usage or Usage(prompt_tokens=0, completion_tokens=0, total_tokens=0)
         prompt = self.prompt_tokens or reported.prompt_tokens
-        drawn = self.drawn_tokens or reported.completion_tokens
+        drawn = self.drawn_tokens or reported.completion_tokens or self._pieces_shown
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=drawn,
@@ -110,6 +114,7 @@ class AnswerProgress:
                 continue
             is_alive = True
             answer.has_begun |= choice.logprobs is not None or not choice.delta.is_empty
+            self._pieces_shown += not choice.delta.is_empty
             self._account_for(answer, choice)
             added.append(
                 msgspec.structs.replace(choice, delta=_without_role(choice.delta), finish_reason=finish_reason)

@@ -24,16 +24,30 @@ from meshnet_tracker.access import (
     Role,
     Surface,
     client_name,
+    shows_a_key,
     surface_of,
 )
-from meshnet_tracker.asgi import CHAT_PATH, COMPLETION_PATH, Asgi, Headers, Message, Receive, Scope, Send, send_error
+from meshnet_tracker.asgi import (
+    CHAT_PATH,
+    COMPLETION_PATH,
+    Asgi,
+    Headers,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    client_address,
+    send_error,
+)
 from meshnet_tracker.errors import NodeProofError
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.openai_errors import (
     HttpError,
     foreign_host,
     foreign_origin,
     refused_access,
     to_http,
+    too_many_guesses,
     wrong_method,
 )
 
@@ -58,8 +72,10 @@ class TrackerApp:
         rest: Asgi,
         access: Access,
         check_reader: Callable[[Mapping[str, str], str], None],
+        guesses: Guesses,
         allowed_hosts: frozenset[str] = frozenset(),
         wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._chat = chat
         self._rest = rest
@@ -67,6 +83,8 @@ class TrackerApp:
         self._check_reader = check_reader
         self._allowed_hosts = allowed_hosts
         self._wall_clock = wall_clock
+        self._guesses = guesses
+        self._clock = clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,7 +109,8 @@ class TrackerApp:
         elif not is_openai and (error := self._foreign(scope, headers)) is not None:
             await send_error(send_with_id, error)
         elif (refusal := self._refusal(scope, headers)) is not None:
-            await _refuse(refusal, path, send_with_id)
+            wait_s = self._note_guess(scope, headers, refusal)
+            await _refuse(refusal, path, wait_s, send_with_id)
         elif (error := self._unproven(scope, headers, asked)) is not None:
             await send_error(send_with_id, error)
         elif path not in (CHAT_PATH, COMPLETION_PATH):
@@ -105,6 +124,12 @@ class TrackerApp:
         role = self._access.role_of(headers, is_own_page=_is_own_origin(headers), now=self._wall_clock())
         scope["state"]["role"] = role
         return self._access.refusal(surface_of(scope["path"]), role)
+
+    def _note_guess(self, scope: Scope, headers: dict[bytes, bytes], refusal: Refusal) -> int | None:
+        """For how many seconds who sent this wrong key should keep away; None: it was no key, or not one too many."""
+        if refusal is not Refusal.WRONG_KEY or not shows_a_key(headers):
+            return None
+        return self._guesses.note(client_address(scope), self._clock())
 
     def _unproven(self, scope: Scope, headers: dict[bytes, bytes], asked: bytes) -> HttpError | None:
         """Why a signed question is not one of somebody who may join; None: it is, or nobody has to sign."""
@@ -140,8 +165,11 @@ class TrackerApp:
         return is_local or _is_address(name, loopback_only=is_over_loopback)
 
 
-async def _refuse(refusal: Refusal, path: str, send: Send) -> None:
+async def _refuse(refusal: Refusal, path: str, wait_s: int | None, send: Send) -> None:
     """A person who opens the dashboard is led to the login, everybody else is told what is missing."""
+    if wait_s is not None:
+        await send_error(send, too_many_guesses(wait_s))
+        return
     if path == PAGE_PATH and refusal is Refusal.WRONG_KEY:
         see_login: Headers = ((b"location", LOGIN_PATH.encode()), (b"cache-control", b"no-store"))
         await send({"type": "http.response.start", "status": 303, "headers": [*see_login]})

@@ -28,6 +28,10 @@ def client_key(scope: Scope) -> str:
     authorization: bytes | None = dict(scope["headers"]).get(b"authorization")
     if authorization is not None:
         return authorization.decode("latin-1")
+    return client_address(scope)
+
+
+def client_address(scope: Scope) -> str:
     return str(scope["client"][0]) if scope.get("client") else ""
 
 

@@ -21,6 +21,9 @@ CallRecord = dict[str, Any]
 _FINISHED_FIELDS = (
     "outcome",
     "culprit",
+    "error",
+    "choice_count",
+    "seed",
     "finish_reason",
     "is_sampled",
     "prompt_tokens",
@@ -64,7 +67,7 @@ class CallBook:
     def restore(self, calls: Iterable[CallRecord]) -> None:
         """Calls of an earlier process, oldest first."""
         for call in calls:
-            self._put(call)
+            self._put(_EMPTY | call)
 
     def call(self, call_id: str) -> CallRecord | None:
         return self._calls.get(call_id)
@@ -84,23 +87,23 @@ class CallBook:
 
     def _begin_attempt(self, event: Json) -> None:
         call = self._known(event)
-        attempt = {name: event[name] for name in ("mode", "reason", "signature")}
-        resumed = {"resumed_tokens": event["resumed_tokens"]}
-        call["attempts"] = [*call["attempts"], attempt | resumed | dict.fromkeys(_FAILED_FIELDS) | {"suspects": []}]
+        attempt = {name: event[name] for name in ("at", "mode", "reason", "signature", "resumed_tokens")}
+        unknown = dict.fromkeys(_FAILED_FIELDS) | {"suspects": [], "seconds": None}
+        call["attempts"] = [*call["attempts"], attempt | unknown]
         chosen = {name: event[name] for name in ("model", "mode", "reason", "signature", "hops")}
         self._put(call | chosen | {"candidates": event.get("candidates", [])})
 
     def _fail_attempt(self, event: Json) -> None:
         call = self._known(event)
-        if call["attempts"]:
-            failed = call["attempts"][-1] | {name: event[name] for name in _FAILED_FIELDS}
-            call["attempts"] = [*call["attempts"][:-1], failed]
+        _end_attempt(call, event["at"], {name: event[name] for name in _FAILED_FIELDS})
         self._put(call)
 
     def _finish(self, event: Json) -> None:
         call = self._known(event)
         call.update({name: event[name] for name in _FINISHED_FIELDS})
         call.update(state="finished", model=event["model"] or call["model"], at=event["at"] - event["seconds"])
+        for run in event["runs"][-1:]:
+            _end_attempt(call, event["at"], {"outcome": run["outcome"], "drawn_tokens": run["completion_tokens"]})
         self._put(call)
         self._on_finished(call)
 
@@ -118,17 +121,26 @@ class CallBook:
             del self._calls[next(iter(self._calls))]
 
 
+_EMPTY: CallRecord = {
+    "state": "running",
+    "model": None,
+    "mode": None,
+    "reason": None,
+    "signature": None,
+    "candidates": [],
+    "attempts": [],
+    **dict.fromkeys(_FINISHED_FIELDS),
+    "hops": [],
+}
+
+
 def _new_call(event: Json) -> CallRecord:
-    return {
-        "id": event["request_id"],
-        "at": event["at"],
-        "state": "running",
-        "model": None,
-        "mode": None,
-        "reason": None,
-        "signature": None,
-        "candidates": [],
-        "attempts": [],
-        **dict.fromkeys(_FINISHED_FIELDS),
-        "hops": [],
-    }
+    return {"id": event["request_id"], "at": event["at"], **_EMPTY}
+
+
+def _end_attempt(call: CallRecord, at: float, news: CallRecord) -> None:
+    """Tell what became of the latest attempt, unless that is known: a chat may end after its last one failed."""
+    if not call["attempts"] or call["attempts"][-1]["seconds"] is not None:
+        return
+    attempt = call["attempts"][-1]
+    call["attempts"] = [*call["attempts"][:-1], attempt | news | {"seconds": max(0.0, at - attempt["at"])}]

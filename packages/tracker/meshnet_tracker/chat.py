@@ -1,5 +1,6 @@
 """One chat's record, from the first byte in to the one outcome it ends with. Times are of one monotonic clock."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,6 +55,8 @@ class Chat:
     runs: list[Run] = field(default_factory=list)
     outcome: Outcome | None = None
     culprit: NodeId | None = None
+    error: Mapping[str, Any] | None = None
+    """What the client was told, as far as others may read it (``openai_errors.public_part``)."""
     is_sampled: bool = False
     dispatched_at: float = 0.0
     first_text_at: float | None = None
@@ -88,10 +91,6 @@ class Chat:
     def attempts(self) -> int:
         return len(self.runs)
 
-    @property
-    def drawn_tokens(self) -> int:
-        return self.progress.drawn_tokens if self.progress else 0
-
     def begin_attempt(self, decision: RouteDecision, now: float) -> tuple[ChoiceSoFar, ...]:
         """What the head must go on from."""
         progress = self.understood[2]
@@ -104,7 +103,7 @@ class Chat:
 
     def end_attempt(self, failure: AttemptFailedError | None = None) -> None:
         run = self.runs[-1]
-        run.completion_tokens = self.drawn_tokens - run.tokens_before
+        run.completion_tokens = self.usage.completion_tokens - run.tokens_before
         run.outcome = failure.outcome if failure else self.outcome
         run.culprit = failure.culprit if failure else None
 
@@ -155,6 +154,7 @@ class Chat:
             "signature": self.decision.signature if self.decision else None,
             "mode": self.decision.mode.value if self.decision else None,
             "culprit": self.culprit,
+            "error": self.error,
             "attempts": self.attempts,
             "runs": self._run_summaries(),
             "is_sampled": self.is_sampled,
@@ -164,6 +164,7 @@ class Chat:
             "tps": self.runs[-1].completion_tokens / run_s if run_s else None,
             "seconds": now - self.received_at,
             "ttft_s": None if self.first_text_at is None else self.first_text_at - self.received_at,
+            "choice_count": self.call.choice_count if self.call else None,
             "seed": self.call.head_request.seed if self.call else None,
             "hops": self._hop_summaries(),
         }

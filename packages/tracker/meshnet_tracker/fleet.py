@@ -33,6 +33,7 @@ from meshnet_tracker.fleet_events import (
     NodeNoted,
     NodeProbed,
     NodeRegistered,
+    NodesServed,
     NodeSuspected,
     Tick,
     TopologyChanged,
@@ -54,6 +55,7 @@ __all__ = [
     "NodeProbed",
     "NodeRegistered",
     "NodeSuspected",
+    "NodesServed",
     "ServedModel",
     "Tick",
     "TopologyChanged",
@@ -67,9 +69,13 @@ DEPARTED_MAX = 10_000
 
 
 class Fleet:
-    """Every live node of every model. Times are seconds of one monotonic clock, handed in."""
+    """Every live node of every model. Times are seconds of one monotonic clock, handed in.
 
-    def __init__(self, *, heartbeat_period_s: float = 1.0) -> None:
+    ``believes_newcomers``: that they can serve, as they say; otherwise a token must come over them first.
+    """
+
+    def __init__(self, *, heartbeat_period_s: float = 1.0, believes_newcomers: bool = False) -> None:
+        self._believes_newcomers = believes_newcomers
         self._silence_s_max = heartbeat_period_s * MISSED_HEARTBEATS_MAX
         self._nodes: dict[NodeId, FleetNode] = {}
         self._machines: dict[Machine, NodeId] = {}
@@ -96,6 +102,8 @@ class Fleet:
                 return self._judge(node_id, incarnation, is_well)
             case NodeFaulted(node_id):
                 return self._fault(node_id, now)
+            case NodesServed(node_ids):
+                return self._note_served(node_ids)
             case Tick():
                 return self._tick(now)
             case _:
@@ -179,6 +187,7 @@ class Fleet:
             shard=registration.shard.to_range(),
             entry_layers=frozenset(registration.entry_layers),
             heard_at=now,
+            has_served=self._believes_newcomers,
         )
         node.is_settling = self._flapping.must_settle(node.machine, now)
         model = self._models.setdefault(node.model_key, ServedModel(registration.model))
@@ -265,6 +274,7 @@ class Fleet:
         if node is None or node.is_suspected:
             return []
         node.is_suspected = True
+        node.has_served = False
         self._models[node.model_key].mark_structure_changed()
         return [NodeNoted(node.model_key, "suspected", node_id)]
 
@@ -282,6 +292,13 @@ class Fleet:
     def _fault(self, node_id: NodeId, now: float) -> list[FleetEffect]:
         if (node := self._nodes.get(node_id)) is not None:
             self._set_faults(node, node.faults.with_fault(now))
+            node.has_served = False
+        return []
+
+    def _note_served(self, node_ids: tuple[NodeId, ...]) -> list[FleetEffect]:
+        for node_id in node_ids:
+            if (node := self._nodes.get(node_id)) is not None:
+                node.has_served = True
         return []
 
     def _set_faults(self, node: FleetNode, faults: FaultRecord) -> None:

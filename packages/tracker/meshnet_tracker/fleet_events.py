@@ -48,11 +48,20 @@ class NodeFaulted:
 
 
 @dataclass(frozen=True, slots=True)
+class NodesServed:
+    """A chat or a live probe brought a token over these nodes."""
+
+    node_ids: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed; who has been silent for too long?"""
 
 
-FleetEvent = NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | NodeProbed | NodeFaulted | Tick
+FleetEvent = (
+    NodeRegistered | HeartbeatReceived | NodeLeft | NodeSuspected | NodeProbed | NodeFaulted | NodesServed | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

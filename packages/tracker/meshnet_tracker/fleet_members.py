@@ -30,6 +30,8 @@ class FleetNode:
     """Suspected, and the tracker's own probe has failed."""
     is_settling: bool = False
     """It came and went too often; its epoch has not moved yet."""
+    has_served: bool = False
+    """A token came over it since it joined, or last gave reason for doubt."""
     faults: FaultRecord = NO_FAULTS
 
     @property

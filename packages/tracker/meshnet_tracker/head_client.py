@@ -35,6 +35,7 @@ OVERLOAD_CODES = {"no_free_slot", "overloaded"}
 
 _JSON = {"content-type": "application/json"}
 _NETWORK_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
+_BROKEN_OFF = (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionResetError)
 
 
 def open_session(tls: ssl.SSLContext | None = None) -> aiohttp.ClientSession:
@@ -109,7 +110,10 @@ def _broken_stream(error: dict[str, Any], head: NodeId) -> AttemptFailedError | 
 
 
 def _unreachable(head: NodeId, error: Exception) -> AttemptFailedError:
-    return AttemptFailedError(f"head {head}: {type(error).__name__}: {error}", culprit=head, is_unreachable=True)
+    if isinstance(error, _BROKEN_OFF):
+        return AttemptFailedError(f"head {head} broke its connection off", culprit=head, is_unreachable=True)
+    why = f"{type(error).__name__}: {error}"
+    return AttemptFailedError(f"head {head} cannot be reached: {why}", culprit=head, is_unreachable=True)
 
 
 def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -> AttemptFailedError:

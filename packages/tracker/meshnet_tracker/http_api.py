@@ -14,10 +14,12 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from meshnet_tracker.access import Access, Role
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.dashboard.pages import add_pages
 from meshnet_tracker.errors import MalformedRequestError, TrackerError
 from meshnet_tracker.events import EVENTS_PER_READ_MAX, EventLog
 from meshnet_tracker.fleet import Fleet, FleetEvent, ServedModel
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.model_store import add_store_endpoints
 from meshnet_tracker.node_api import add_node_endpoints
 from meshnet_tracker.node_auth import NodeAuth
@@ -26,11 +28,14 @@ from meshnet_tracker.node_reads import add_node_reads
 from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.ticket_office import TicketOffice
+
+READY_RETRY_S = 5
 
 
 class TrackerParts(Protocol):
@@ -40,9 +45,12 @@ class TrackerParts(Protocol):
     fleet: Fleet
     stats: RouteStatsStore
     router: Router
+    readiness: Readiness
     events: EventLog
     observers: Observers
+    texts: CallTexts | None
     access: Access
+    guesses: Guesses
     node_auth: NodeAuth
     tickets: TicketOffice
     probe: NodeProbe
@@ -58,7 +66,7 @@ def add_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     add_node_reads(app, parts)
     add_observer_endpoints(app, parts)
     add_store_endpoints(app, parts.settings.store)
-    add_pages(app, parts.access)
+    add_pages(app, parts.access, parts.guesses, shows_texts=parts.texts is not None)
 
 
 def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
@@ -66,27 +74,40 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
 
     @app.get("/v1/models")
     async def list_models() -> Response:
-        names = dict.fromkeys(model.card.name for model in _live_models(parts))
-        aliases = [alias for alias, name in parts.settings.model_aliases.items() if name in names]
-        return _json({"object": "list", "data": [_model_object(name, created) for name in (*names, *aliases)]})
+        ready = _readiness_by_name(parts)
+        aliases = {alias: ready[name] for alias, name in parts.settings.model_aliases.items() if name in ready}
+        models = [_model_object(name, created, is_ready=is_ready) for name, is_ready in (ready | aliases).items()]
+        return _json({"object": "list", "data": models})
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:
-        return _json(_model_object(parts.router.resolve_model(model_id).card.name, created))
+        model = parts.router.resolve_model(model_id)
+        is_ready = parts.readiness.is_ready(model, time.monotonic())
+        name = model_id if model_id in parts.settings.model_aliases else model.card.name
+        return _json(_model_object(name, created, is_ready=is_ready))
 
     @app.get("/health")
     async def health(request: Request) -> Response:
-        """200 as long as the tracker lives; ``ready`` says whether any model can be chatted with.
+        """200 as long as the tracker lives; ``ready`` says whether any model can produce a token (``readiness.py``).
 
-        As far as was measured: there is a route of nodes that all computed at their start and have not failed lately.
-        Which models those are is told to those who may chat with them.
+        Which models there are is told to those who may chat with them.
         """
-        models = _live_models(parts)
-        is_ready = any(parts.router.has_sound_route(model, time.monotonic()) for model in models)
-        if request.state.role not in (Role.CLIENT, Role.ADMIN):
-            return _json({"status": "ok", "ready": is_ready})
-        names = list(dict.fromkeys(model.card.name for model in models))
-        return _json({"status": "ok", "models": names, "ready": is_ready})
+        ready = _readiness_by_name(parts)
+        told = {"status": "ok", "ready": any(ready.values())}
+        may_know = request.state.role in (Role.CLIENT, Role.ADMIN)
+        return _json(told | {"models": list(ready)} if may_know else told)
+
+    @app.get("/health/ready")
+    async def health_ready() -> Response:
+        """For load balancers: 200 if any model can produce a token, else 503."""
+        is_ready = any(_readiness_by_name(parts).values())
+        headers = {} if is_ready else {"retry-after": str(READY_RETRY_S)}
+        body = msgspec.json.encode({"ready": is_ready})
+        return Response(body, 200 if is_ready else 503, headers=headers, media_type="application/json")
+
+    # Load balancers and uptime monitors ask this way. The server leaves the body out.
+    for path, endpoint in (("/health", health), ("/v1/models", list_models), ("/v1/models/{model_id:path}", get_model)):
+        app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
@@ -137,8 +158,18 @@ def _live_models(parts: TrackerParts) -> list[ServedModel]:
     return [model for model in parts.fleet.models() if model.nodes]
 
 
-def _model_object(name: str, created: int) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "meshnet"}
+def _readiness_by_name(parts: TrackerParts) -> dict[str, bool]:
+    """Of files of different contents under one name, one that is ready will do."""
+    now = time.monotonic()
+    ready: dict[str, bool] = {}
+    for model in _live_models(parts):
+        ready[model.card.name] = ready.get(model.card.name, False) or parts.readiness.is_ready(model, now)
+    return ready
+
+
+def _model_object(name: str, created: int, *, is_ready: bool) -> dict[str, Any]:
+    """OpenAI's fields, and whether a chat may expect to be served."""
+    return {"id": name, "object": "model", "created": created, "owned_by": "meshnet", "ready": is_ready}
 
 
 def _json(value: Any) -> Response:

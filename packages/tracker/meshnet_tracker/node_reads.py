@@ -1,4 +1,5 @@
-"""What a node must know before it joins: who is there with which model's file, and where it would help most.
+"""What a node must know before it joins: who is there with which model's file, and where it would help most; and
+the pass that opens those files.
 
 The tracker's owner may ask too. On a tracker with keys, anybody else signs the question, as nodes sign all they say;
 that is checked before anything gets here (``app.py``).
@@ -11,10 +12,12 @@ import msgspec
 from fastapi import FastAPI, Query, Response
 
 from meshnet_protocol.messages import LayerSpan, LayersSuggestion
+from meshnet_protocol.tickets import PassReply
 from meshnet_tracker.fleet import Fleet, FleetNode
 from meshnet_tracker.overview import node_state
 from meshnet_tracker.placement import HeldShard, suggest_layers
 from meshnet_tracker.router import Router
+from meshnet_tracker.ticket_office import TicketOffice
 
 LAYERS_MAX = 100_000
 
@@ -24,6 +27,7 @@ class ReadParts(Protocol):
 
     fleet: Fleet
     router: Router
+    tickets: TicketOffice
 
 
 def add_node_reads(app: FastAPI, parts: ReadParts) -> None:
@@ -32,6 +36,11 @@ def add_node_reads(app: FastAPI, parts: ReadParts) -> None:
     async def nodes() -> Response:
         now = time.monotonic()
         return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
+
+    @app.get("/v1/nodes/pass")
+    async def reading_pass() -> Response:
+        """Opens the model files of the mesh's nodes to whoever shows it, for a few minutes."""
+        return _json(PassReply(text=parts.tickets.issue_pass(now=time.time())))
 
     @app.get("/v1/nodes/suggest")
     async def suggest(

@@ -8,12 +8,14 @@ from fastapi import FastAPI, Header, Query, Response
 from starlette.responses import StreamingResponse
 
 from meshnet_tracker.asgi import Receive, Scope, Send, bounded_send
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.calls import CALLS_PER_READ_MAX
 from meshnet_tracker.errors import ClientGoneError
 from meshnet_tracker.fleet import Fleet
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object
 from meshnet_tracker.overview import overview
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 
@@ -26,7 +28,9 @@ class ObservedParts(Protocol):
     fleet: Fleet
     stats: RouteStatsStore
     router: Router
+    readiness: Readiness
     observers: Observers
+    texts: CallTexts | None
 
 
 class _EventStream(StreamingResponse):
@@ -41,10 +45,12 @@ class _EventStream(StreamingResponse):
 
 def add_observer_endpoints(app: FastAPI, parts: ObservedParts) -> None:
     _add_call_endpoints(app, parts.observers)
+    _add_text_endpoint(app, parts.texts)
 
     @app.get("/v1/overview")
     async def get_overview() -> Response:
-        return _json(overview(parts.fleet, parts.router, parts.stats, parts.observers.pulse, time.monotonic()))
+        pulse = parts.observers.pulse
+        return _json(overview(parts.fleet, parts.router, parts.stats, parts.readiness, pulse, time.monotonic()))
 
     @app.get("/v1/routing/history")
     async def routing_history() -> Response:
@@ -76,10 +82,25 @@ def _add_call_endpoints(app: FastAPI, observers: Observers) -> None:
     async def call(call_id: str) -> Response:
         found = observers.calls.call(call_id)
         if found is None:
-            message = f"The call {call_id!r} is not among the latest that the tracker keeps."
-            error = HttpError(404, error_object(message, kind="invalid_request_error", code="call_not_found"))
-            return Response(error.body(), error.status, media_type="application/json")
+            return _not_found(f"The call {call_id!r} is not among the latest that the tracker keeps.", "call_not_found")
         return _json(found)
+
+
+def _add_text_endpoint(app: FastAPI, texts: CallTexts | None) -> None:
+    @app.get("/v1/calls/{call_id}/text")
+    async def text(call_id: str) -> Response:
+        """Prompt and answers of one of the latest calls, if the tracker's owner wants them shown."""
+        if texts is None:
+            return _not_found("This tracker keeps no texts; start it with --show-texts to see them.", "texts_not_kept")
+        found = texts.text(call_id)
+        if found is None:
+            return _not_found(f"No text of the call {call_id!r} is kept: only of the latest calls.", "call_not_found")
+        return _json(found)
+
+
+def _not_found(message: str, code: str) -> Response:
+    error = HttpError(404, error_object(message, kind="invalid_request_error", code=code))
+    return Response(error.body(), error.status, media_type="application/json")
 
 
 def _json(value: Any) -> Response:

@@ -33,6 +33,7 @@ from meshnet_tracker.errors import (
 )
 
 RETRY_AFTER_S = 1
+MESSAGE_CHARS_MAX = 300
 _INVALID = "invalid_request_error"
 _SERVER = "server_error"
 
@@ -92,6 +93,17 @@ def to_http(error: Exception) -> HttpError:
     return HttpError(500, error_object("The tracker failed to handle this request.", kind=_SERVER))
 
 
+def public_part(error: Exception, told: HttpError) -> dict[str, Any]:
+    """What of an error those may read who did not ask: where what a client sent may be quoted, no message."""
+    quotes_nobody = isinstance(error, MeshError | UnknownModelError | InvalidRouteError | BodyTooLargeError)
+    return {
+        "status": told.status,
+        "code": told.error["code"],
+        "param": told.error["param"],
+        "message": told.error["message"][:MESSAGE_CHARS_MAX] if quotes_nobody else None,
+    }
+
+
 def unknown_path(path: str) -> HttpError:
     return HttpError(404, error_object(f"Unknown path {path!r}.", kind=_INVALID, code="unknown_url"))
 
@@ -119,6 +131,12 @@ def refused_access(refusal: Refusal) -> HttpError:
             return HttpError(403, error_object(message, kind=_INVALID, code="admin_closed"))
         case _:
             assert_never(refusal)
+
+
+def too_many_guesses(wait_s: int) -> HttpError:
+    message = f"Incorrect API key provided, as too often before from this address: wait {wait_s} s, and check the key."
+    error = error_object(message, kind=_INVALID, code="too_many_wrong_keys")
+    return HttpError(429, error, {"retry-after": str(wait_s)})
 
 
 def foreign_origin(origin: str) -> HttpError:

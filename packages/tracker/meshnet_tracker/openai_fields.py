@@ -16,12 +16,19 @@ Json = dict[str, Any]
 INTEGER_MAX = 2**63 - 1
 INTEGER_DIGITS_MAX = 100
 TOKENS_MAX = 2**31 - 1
+BODY_CONTAINERS_MAX = 250_000
+BODY_COMMAS_MAX = 2_000_000
+"""Of any text in it too: more than prose of the size that is read has, and more data than any context has tokens."""
+STOPS_MAX = 256
+STOPS_CHARS_MAX = 16 * 1024
+"""The head looks for every one of them at every token."""
 BIASES_MAX = 2048
 BIAS_MAX = 100.0
 
 
 def decode_object(body: bytes) -> Json:
     """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN."""
+    _check_value_count(body)
     try:
         decoded = _decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -29,6 +36,17 @@ def decode_object(body: bytes) -> Json:
     if not isinstance(decoded, dict):
         raise MalformedRequestError("The body must be a JSON object.")
     return {name: value for name, value in decoded.items() if value is not None}
+
+
+def _check_value_count(body: bytes) -> None:
+    """Millions of tiny values in one body would hold up every other chat while they are made into objects."""
+    containers = body.count(b"{") + body.count(b"[")
+    for count, most, marks in (
+        (containers, BODY_CONTAINERS_MAX, "braces and brackets"),
+        (body.count(b","), BODY_COMMAS_MAX, "commas"),
+    ):
+        if count > most:
+            raise MalformedRequestError(f"The body has {count} {marks}; at most {most} are read. Send less.")
 
 
 def _decode(body: bytes) -> Any:
@@ -101,7 +119,12 @@ def stop_strings(fields: Json) -> list[str]:
     texts = [stop] if isinstance(stop, str) else stop
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise MalformedRequestError("'stop' must be a string or an array of strings.", param="stop")
-    return [text for text in texts if text]
+    stops = [text for text in texts if text]
+    if len(stops) > STOPS_MAX or sum(map(len, stops)) > STOPS_CHARS_MAX:
+        raise MalformedRequestError(
+            f"'stop' may have {STOPS_MAX} strings of {STOPS_CHARS_MAX} characters in all.", param="stop"
+        )
+    return stops
 
 
 def logit_bias(fields: Json) -> dict[int, float]:

@@ -5,15 +5,18 @@ from typing import Any
 from meshnet_tracker.candidates import explain_no_route
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
 from meshnet_tracker.pulse import Pulse
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 
 
-def overview(fleet: Fleet, router: Router, stats: RouteStatsStore, pulse: Pulse, now: float) -> dict[str, Any]:
+def overview(
+    fleet: Fleet, router: Router, stats: RouteStatsStore, readiness: Readiness, pulse: Pulse, now: float
+) -> dict[str, Any]:
     history = pulse.history(now)
     models = [model for model in fleet.models() if model.nodes]
     return {
-        "models": [_model_entry(router, stats, model) for model in models],
+        "models": [_model_entry(router, stats, model, is_ready=readiness.is_ready(model, now)) for model in models],
         "nodes": [node_entry(pulse, node, now) for node in fleet.nodes()],
         "departed": [{**gone, "shard": gone["node_id"].rpartition("@")[2]} for gone in pulse.departed(now)],
         "in_flight": router.in_flight_total,
@@ -22,10 +25,11 @@ def overview(fleet: Fleet, router: Router, stats: RouteStatsStore, pulse: Pulse,
     }
 
 
-def _model_entry(router: Router, stats: RouteStatsStore, model: ServedModel) -> dict[str, Any]:
+def _model_entry(router: Router, stats: RouteStatsStore, model: ServedModel, *, is_ready: bool) -> dict[str, Any]:
     count = len(router.candidates(model))
     if count:
         verdict = f"served by {count} route{'s' if count > 1 else ''}"
+        verdict += "" if is_ready else "; no token has come over any of them since it joined or failed"
     else:
         verdict = explain_no_route(model).partition(": ")[2]
     return {
@@ -36,6 +40,7 @@ def _model_entry(router: Router, stats: RouteStatsStore, model: ServedModel) -> 
         "context_tokens": model.card.context_tokens,
         "epoch": stats.epoch(model.model_key),
         "is_served": count > 0,
+        "is_ready": is_ready,
         "verdict": verdict,
         "node_count": len(model.nodes),
     }

@@ -40,6 +40,7 @@ from meshnet_tracker.asgi import (
 )
 from meshnet_tracker.attempt_watch import AttemptWatch
 from meshnet_tracker.body_reader import BodyReader
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.chat import Chat, outcome_of
 from meshnet_tracker.chat_reply import ChatReply, StreamedReply, WholeReply
 from meshnet_tracker.errors import (
@@ -54,7 +55,7 @@ from meshnet_tracker.errors import (
 )
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.head_client import open_chat
-from meshnet_tracker.openai_errors import to_http
+from meshnet_tracker.openai_errors import public_part, to_http
 from meshnet_tracker.openai_schema import Dialect, parse_request
 from meshnet_tracker.outcomes import Outcome
 from meshnet_tracker.reply_shape import ReplyIdentity, shape_of
@@ -78,7 +79,8 @@ class ChatProxy:
     """Both endpoints that answer with the model's words.
 
     ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
-    ``add_ticket`` puts the tracker's signature to a plan.
+    ``served`` is told of every route that brought tokens. ``add_ticket`` puts the tracker's signature to a plan.
+    ``texts`` is told what is said, if anybody wants it kept.
     """
 
     def __init__(
@@ -87,11 +89,13 @@ class ChatProxy:
         router: Router,
         events: EventLog,
         blame: Callable[[Route, AttemptFailedError], tuple[NodeId, ...]],
+        served: Callable[[Route], None],
         add_ticket: Callable[[RoutePlan, HeadRequest], RoutePlan],
         seed_rng: Random,
         comment_period_s: float,
         token_timeout_s: float,
         chat_timeout_s: float,
+        texts: CallTexts | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -100,11 +104,13 @@ class ChatProxy:
         self._router = router
         self._events = events
         self._blame = blame
+        self._served = served
         self._add_ticket = add_ticket
         self._seed_rng = seed_rng
         self._comment_period_s = comment_period_s
         self._token_timeout_s = token_timeout_s
         self._chat_timeout_s = chat_timeout_s
+        self._texts = texts
         self._clock = clock
         self._wall_clock = wall_clock
         self._running: dict[int, tuple[RouteDecision, AttemptWatch]] = {}
@@ -173,7 +179,7 @@ class ChatProxy:
 
     def running_tokens(self) -> int:
         """Tokens drawn so far by the chats that run now."""
-        return sum(chat.drawn_tokens for chat in self._chats.values())
+        return sum(chat.usage.completion_tokens for chat in self._chats.values())
 
     def cut_off(self, node_id: NodeId) -> None:
         """The node is gone: end the attempts that wait for it, however silently it went."""
@@ -213,6 +219,8 @@ class ChatProxy:
         """Parse the request and find its model. Raises ClientError."""
         call = parse_request(body, chat.dialect, seed_rng=self._seed_rng)
         chat.understand(call, self._router.resolve_model(call.model))
+        if self._texts is not None:
+            self._texts.begin(chat.request_id, call.head_request)
         card = chat.understood[1].card
         shape = shape_of(chat.dialect)
         identity = ReplyIdentity(
@@ -291,6 +299,8 @@ class ChatProxy:
                 added, is_alive = chat.take(event, arrived_at)
                 if is_alive:
                     watch.note_life()
+                if self._texts is not None:
+                    self._texts.add(chat.request_id, added)
                 for choice in added:
                     await reply.write(choice)
                 chat.client_wait_s += self._clock() - arrived_at
@@ -326,7 +336,9 @@ class ChatProxy:
         return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
-        """At most one sample per chat: of the attempt that ran from start to end, if it brought anything."""
+        """That the route works; and at most one sample per chat: of the attempt that ran from start to end."""
+        if chat.usage.completion_tokens:
+            self._served(decision.route)
         if chat.tells_of_its_route and chat.run_s is not None:
             chat.is_sampled = self._router.observe(
                 decision,
@@ -359,7 +371,9 @@ class ChatProxy:
             chat.culprit = error.culprit
         if not isinstance(error, TrackerError):
             _log.error("chat failed by a bug of the tracker", request_id=chat.request_id, exc_info=error)
-        await reply.fail(to_http(error), _route_header(chat))
+        told = to_http(error)
+        chat.error = public_part(error, told)
+        await reply.fail(told, _route_header(chat))
 
 
 async def _raise_when_gone(receive: Receive) -> None:

@@ -138,16 +138,6 @@ class Router:
         beyond.sort(key=lambda route: -shares.get(route.signature, 0.0))
         return (*candidates, *(Candidate(route, prior_tps(route, model)) for route in beyond[:LISTED_BEYOND_MAX]))
 
-    def has_sound_route(self, model: ServedModel, now: float) -> bool:
-        """Whether a chat may expect to be served: over nodes and links that have not failed lately."""
-
-        def is_sound(route: Route) -> bool:
-            return not self._has_failed_lately(route, now, all_policies=True)
-
-        return any(is_sound(candidate.route) for candidate in self.candidates(model)) or bool(
-            find_chain(model, model.ready_nodes(), _refuse((), is_sound))
-        )
-
     def choose(
         self,
         model: ServedModel,
@@ -177,6 +167,10 @@ class Router:
         if not is_candidate and choice.mode is not DecisionMode.GREEDY_FALLBACK:
             self._beyond.note(choice.candidate.route)
         return decision
+
+    def reserve_for_probe(self, route: Route, now: float) -> RouteDecision:
+        """Room for the tracker's own live probe, until ``release``; no choice, and no part of the traffic."""
+        return self._reserve(route, DecisionMode.PINNED, "live probe", now, None)
 
     def release(self, decision: RouteDecision, now: float | None = None) -> None:
         """Give the room back. To do so twice is a bug of the caller. Without ``now``: at the last time heard of."""
@@ -290,11 +284,11 @@ class Router:
             choice, odds=(ArmOdds(arm.signature, 1.0, self._stats.view(arm.model_key, arm.signature, now).tps),)
         )
 
-    def _has_failed_lately(self, route: Route, now: float, *, all_policies: bool = False) -> bool:
+    def _has_failed_lately(self, route: Route, now: float) -> bool:
         """A policy that keeps a ledger of nodes' faults itself has priced them already: nobody pays twice."""
         if self._links.is_cooling(route, now):
             return True
-        if self.policy.learns_from_failures and not all_policies:
+        if self.policy.learns_from_failures:
             return False
         return any(self._live_node(node_id).faults.is_cooling(now) for node_id in route.node_ids)
 

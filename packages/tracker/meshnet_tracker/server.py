@@ -6,27 +6,27 @@ one way in for everything about nodes; it carries out the fleet's effects.
 
 import asyncio
 import importlib
-import math
 import secrets
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 from random import Random
-from types import FrameType, ModuleType
-from typing import TYPE_CHECKING, assert_never
+from types import ModuleType
+from typing import assert_never
 
 import structlog
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.ids import NodeId
+from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
 from meshnet_tracker.app import TrackerApp
 from meshnet_tracker.blame import Blame
+from meshnet_tracker.call_texts import CallTexts
 from meshnet_tracker.calls import CALLS_KEPT_MAX, CallRecord
 from meshnet_tracker.candidates import Candidate, CandidateCache
 from meshnet_tracker.chain_fill import FilledCandidates
@@ -37,12 +37,16 @@ from meshnet_tracker.fleet import (
     FleetEffect,
     FleetEvent,
     NodeNoted,
+    NodesServed,
     ServedModel,
     Tick,
     TopologyChanged,
 )
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.head_client import open_session
 from meshnet_tracker.http_api import add_endpoints
+from meshnet_tracker.http_server import HttpServer, listen, url_of
+from meshnet_tracker.live_probe import LiveProbes
 from meshnet_tracker.node_auth import JoinRule, NodeAuth
 from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.observers import Observers
@@ -51,18 +55,14 @@ from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.prober import Prober
 from meshnet_tracker.proxy import ChatProxy
 from meshnet_tracker.pulse import SAMPLE_PERIOD_S
+from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings, is_loopback
+from meshnet_tracker.spans import writer_from_environment
 from meshnet_tracker.ticket_office import TicketOffice
 
-if TYPE_CHECKING:
-    from meshnet_tracker.store.call_store import CallStore
-
-SHUTDOWN_S_MAX = 8
-"""For what must still be said when the time of running chats is over."""
-LISTEN_BACKLOG = 2048
 TICKS_PER_HEARTBEAT = 2
 
 _log = structlog.get_logger("meshnet.tracker")
@@ -76,16 +76,19 @@ class TrackerServer:
     ) -> None:
         self.settings = settings
         self._is_stopping = False
-        self._call_store: CallStore | None = None
+        self._call_takers: list[Callable[[CallRecord], None]] = []
         if settings.database is not None:
             _store().prepare(settings.database)
         self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
+        self.guesses = Guesses(_warn_of_guesses)
         self.node_auth = NodeAuth(
             boot=secrets.token_hex(16), join=JoinRule(settings.join_tokens, settings.allowed_wallets)
         )
         self.tickets = TicketOffice(key or Ed25519PrivateKey.generate())
         self.probe = NodeProbe()
-        self.fleet = Fleet(heartbeat_period_s=settings.heartbeat_period_s)
+        self.fleet = Fleet(
+            heartbeat_period_s=settings.heartbeat_period_s, believes_newcomers=not settings.probes_models
+        )
         self.stats = RouteStatsStore(settings.routing)
         self._candidates, policy = _routing_parts(settings, self.stats)
         self.blame = Blame()
@@ -101,15 +104,28 @@ class TrackerServer:
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
+        self.readiness = Readiness(fleet=self.fleet, links=self.blame.links, candidates=self.router.candidates)
+        self.live_probes = LiveProbes(
+            readiness=self.readiness,
+            router=self.router,
+            events=self.events,
+            served=self._note_served,
+            blame=self._blame_for,
+            add_ticket=self._add_ticket,
+            token_timeout_s=settings.token_timeout_s,
+        )
+        self.texts = CallTexts() if settings.show_texts else None
         self.proxy = ChatProxy(
             router=self.router,
             events=self.events,
             blame=self._blame_for,
-            add_ticket=lambda plan, request: self.tickets.issue(plan, request, now=time.time()),
+            served=self._note_served,
+            add_ticket=self._add_ticket,
             seed_rng=Random(),
             comment_period_s=settings.comment_period_s,
             token_timeout_s=settings.token_timeout_s,
             chat_timeout_s=settings.chat_timeout_s,
+            texts=self.texts,
         )
         self.observers = Observers(
             fleet=self.fleet,
@@ -117,19 +133,26 @@ class TrackerServer:
             stats=self.stats,
             events=self.events,
             running_tokens=self.proxy.running_tokens,
-            on_call_finished=self._store_call,
+            on_call_finished=self._hand_on_call,
         )
+        self.app = self._make_app()
+
+    def _make_app(self) -> TrackerApp:
         rest = FastAPI(
             title="meshnet tracker", docs_url=None, redoc_url=None, lifespan=self._lifespan, redirect_slashes=False
         )
         add_endpoints(rest, self)
-        self.app = TrackerApp(
+        return TrackerApp(
             chat=self.proxy,
             rest=rest,
             access=self.access,
-            check_reader=lambda headers, asked: self.node_auth.check_reader(headers, asked=asked, now=time.time()),
-            allowed_hosts=settings.allowed_hosts | {socket.gethostname().lower()},
+            guesses=self.guesses,
+            check_reader=self._check_reader,
+            allowed_hosts=self.settings.allowed_hosts | {socket.gethostname().lower()},
         )
+
+    def _check_reader(self, headers: Mapping[str, str], asked: str) -> None:
+        self.node_auth.check_reader(headers, asked=asked, now=time.time())
 
     @property
     def route_rng(self) -> Random:
@@ -163,6 +186,7 @@ class TrackerServer:
                 assert_never(effect)
 
     def _follow_up(self, node_id: NodeId, reason: str) -> None:
+        self.live_probes.look()
         match reason:
             case "lost" | "left" | "restarted" | "shard-change" | "settling":
                 self.proxy.cut_off(node_id)
@@ -176,14 +200,28 @@ class TrackerServer:
         suspects, events = self.blame.judge(route, failure, time.monotonic())
         for event in events:
             self.handle(event)
+        self.live_probes.look()
         return tuple(suspects)
+
+    def _note_served(self, route: Route) -> None:
+        self.handle(NodesServed(route.node_ids))
+
+    def _add_ticket(self, plan: RoutePlan, request: HeadRequest) -> RoutePlan:
+        return self.tickets.issue(plan, request, now=time.time())
 
     @asynccontextmanager
     async def _lifespan(self, _: FastAPI) -> AsyncIterator[None]:
         tls = self.settings.client_tls
-        async with self._open_call_store(), open_session(tls) as session, asyncio.TaskGroup() as tasks:
+        async with (
+            self._open_call_store(),
+            self._open_spans(),
+            open_session(tls) as session,
+            asyncio.TaskGroup() as tasks,
+        ):
             self.proxy.session = self.probe.session = session
-            loops = (self._tick_forever(), self._sample_forever(), self.prober.run(session))
+            loops = [self._tick_forever(), self._sample_forever(), self.prober.run(session)]
+            if self.settings.probes_models:
+                loops.append(self.live_probes.run(session))
             companions = [tasks.create_task(loop) for loop in loops]
             yield
             for companion in companions:
@@ -196,17 +234,40 @@ class TrackerServer:
             yield
             return
         async with _store().open_call_store(self.settings.database) as store:
-            self._call_store = store
+            self._call_takers.append(store.put_nowait)
             self.observers.calls.restore(await store.latest(CALLS_KEPT_MAX))
             yield
 
-    def _store_call(self, call: CallRecord) -> None:
-        if self._call_store is not None:
-            self._call_store.put_nowait(call)
+    @asynccontextmanager
+    async def _open_spans(self) -> AsyncIterator[None]:
+        """Finished calls become spans, where the environment names a collector."""
+        writer = writer_from_environment()
+        if writer is None:
+            yield
+            return
+        self._call_takers.append(writer.put_nowait)
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(writer.flush_forever())
+            yield
+            writing.cancel()
+        await writer.close()
+
+    def _hand_on_call(self, call: CallRecord) -> None:
+        for take in self._call_takers:
+            take(call)
 
     def begin_to_stop(self) -> None:
         """From here on nobody is let in, heartbeats included: silence says nothing about a node any more."""
         self._is_stopping = True
+
+    def http_server(self) -> HttpServer:
+        return HttpServer(
+            self.app,
+            self.settings,
+            on_stop=self.begin_to_stop,
+            end_watchers=self.observers.watchers.close,
+            end_chats=self.proxy.cut_off_all,
+        )
 
     async def _tick_forever(self) -> None:
         while not self._is_stopping:
@@ -218,6 +279,10 @@ class TrackerServer:
         while True:
             self.observers.sample()
             await asyncio.sleep(SAMPLE_PERIOD_S)
+
+
+def _warn_of_guesses(address: str) -> None:
+    _log.warning("somebody tries one wrong key after the other", address=address)
 
 
 def _store() -> ModuleType:
@@ -233,73 +298,6 @@ def _routing_parts(
     if settings.route_policy == ADAPTIVE:
         return FilledCandidates(limit=limit), AdaptivePolicy(config=settings.routing)
     return CandidateCache(limit=limit), ProportionalPolicy(stats=stats, config=settings.routing)
-
-
-def listen(settings: TrackerSettings) -> socket.socket:
-    """A listening socket, so that the port is known, and connections wait, before the server runs.
-
-    Raises OSError if the address is taken.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-        listener.listen(LISTEN_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def url_of(listener: socket.socket, scheme: str = "http") -> str:
-    host, port = listener.getsockname()[:2]
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-
-class _HttpServer(uvicorn.Server):
-    """uvicorn stops listening at once and lets running requests end: the tracker must know of the first part.
-
-    The pages' live streams would never end by themselves, so they are ended.
-    """
-
-    def __init__(self, config: uvicorn.Config, tracker: TrackerServer) -> None:
-        super().__init__(config)
-        self._tracker = tracker
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._tracker.begin_to_stop()
-        super().handle_exit(sig, frame)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._tracker.observers.watchers.close()
-        async with asyncio.TaskGroup() as tasks:
-            ending = tasks.create_task(self._end_chats_in_time())
-            await super().shutdown(sockets)
-            ending.cancel()
-
-    async def _end_chats_in_time(self) -> None:
-        """Chats that would not end by themselves hear why; cut off by the server they would only break."""
-        await asyncio.sleep(self._tracker.settings.drain_timeout_s)
-        self._tracker.proxy.cut_off_all()
-
-
-def make_http_server(tracker: TrackerServer) -> uvicorn.Server:
-    tls = tracker.settings.server_tls
-    return _HttpServer(
-        uvicorn.Config(
-            tracker.app,
-            loop="uvloop",
-            http="httptools",
-            ws="none",
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(tracker.settings.drain_timeout_s) + SHUTDOWN_S_MAX,
-            ssl_context_factory=None if tls is None else lambda _config, _default: tls,
-        ),
-        tracker,
-    )
 
 
 def run_tracker(
@@ -325,9 +323,13 @@ def run_tracker(
         _log.info("tracker listening", url=url, tracker_key=tracker.tickets.public_key)
         if settings.is_open and not is_loopback(settings.host):
             _log.warning("open to everybody who can reach this machine: no keys, any node may join")
+        if settings.has_short_keys:
+            _log.warning("a key or join token is short, and can be guessed: use 16 random characters or more")
+        if settings.show_texts:
+            _log.warning("prompts and answers of the latest calls are shown to whoever may see the dashboard")
         if on_listening is not None:
             on_listening(url)
-        make_http_server(tracker).run(sockets=[listener])
+        tracker.http_server().run(sockets=[listener])
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing is wrong

@@ -22,6 +22,7 @@ TOKEN_TIMEOUT_S_MIN = 0.01
 PORT_MAX = 65535
 CANDIDATES_MAX = 1000
 KEY_CHARS_MIN = 8
+SAFE_KEY_CHARS_MIN = 16
 _KEY = re.compile(r"[!-~]{8,512}")
 _WALLET = re.compile(r"[0-9a-f]{64}")
 
@@ -81,6 +82,10 @@ class TrackerSettings:
     """What nodes' certificates are checked with; None: as the system does."""
     is_open: bool = False
     """The owner wants no keys although others can reach the tracker."""
+    show_texts: bool = False
+    """Whether prompts and answers of the latest calls are kept in memory and shown to the owner."""
+    probes_models: bool = True
+    """Whether a model counts as ready only when a token came over its nodes. Tests of other things believe nodes."""
     checks_reachability: bool = True
     """Whether a node must answer at its address before it is registered. Tests of other things go without."""
 
@@ -122,6 +127,11 @@ class TrackerSettings:
         for wallet in self.allowed_wallets:
             if not _WALLET.fullmatch(wallet):
                 raise SettingsError(f"--allow-wallet {wallet!r}: a wallet is 64 hexadecimal characters, in lower case")
+
+    @property
+    def has_short_keys(self) -> bool:
+        secrets_ = (*self.api_keys, *self.admin_keys, *self.join_tokens)
+        return any(len(secret) < SAFE_KEY_CHARS_MIN for secret in secrets_)
 
     def _check_openness(self) -> None:
         """Beyond loopback nothing is open unless somebody said so."""

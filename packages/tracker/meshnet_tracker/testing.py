@@ -33,7 +33,8 @@ from meshnet_protocol.messages import (
 )
 from meshnet_protocol.proofs import WALLET_HEADER, Proof, prove, public_key_text
 from meshnet_tracker.fleet import NodeRegistered
-from meshnet_tracker.server import TrackerServer, listen, make_http_server, url_of
+from meshnet_tracker.http_server import listen, url_of
+from meshnet_tracker.server import TrackerServer
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.sse import DONE, write_event
 
@@ -96,6 +97,8 @@ class FakeHead:
     node_id: str = ""
     """Who it says it is when somebody looks."""
     pieces: tuple[str, ...] = TEN_PIECES
+    thoughts: tuple[str, ...] = ()
+    """Of a reasoning model, before its answer; tokens of their own."""
     finish_reason: str = "stop"
     refusal: tuple[int, dict[str, Any]] | None = None
     stream_error: dict[str, Any] | None = None
@@ -144,6 +147,7 @@ class FakeHead:
         begun = HeadReport(prompt_tokens=PROMPT_TOKENS, resumed_tokens=resumed)
         await response.write(_event([Choice(index=0, delta=Delta(role="assistant", content=""))], meshnet=begun))
         await self._prefill(response)
+        await self._think(response)
         limit = self.requests[-1].max_tokens
         pieces = self.pieces if limit is None else self.pieces[:limit]
         for index, piece in enumerate((*pieces, None)):
@@ -163,12 +167,26 @@ class FakeHead:
             await response.write(write_event(msgspec.json.encode({"error": self.stream_error})))
         reason = self.finish_reason if len(pieces) == len(self.pieces) else "length"
         await response.write(_event([Choice(index=0, delta=Delta(), finish_reason=reason)], meshnet=self._report()))
+        for answer in range(1, self.requests[-1].n):
+            await self._answer_again(response, answer, pieces, reason)
         if self.breaks_at_the_end:
             _break(request)
-        count = len(pieces)
+        count = len(pieces) * self.requests[-1].n
         usage = Usage(prompt_tokens=PROMPT_TOKENS, completion_tokens=count, total_tokens=PROMPT_TOKENS + count)
         await response.write(_event([], usage=usage) + write_event(DONE))
         return response
+
+    async def _think(self, response: web.StreamResponse) -> None:
+        for thought in self.thoughts:
+            choice = Choice(index=0, delta=Delta(reasoning_content=thought))
+            await response.write(_event([choice], meshnet=HeadReport(token_ids=(0,))))
+
+    async def _answer_again(
+        self, response: web.StreamResponse, answer: int, pieces: tuple[str, ...], reason: str
+    ) -> None:
+        """One more of several answers, whole."""
+        choice = Choice(index=answer, delta=Delta(content="".join(pieces)), finish_reason=reason)
+        await response.write(_event([choice], meshnet=HeadReport(token_ids=tuple(range(len(pieces))))))
 
     async def _prefill(self, response: web.StreamResponse) -> None:
         for step in range(self.noise + self.prefill_steps):
@@ -280,10 +298,15 @@ class NodeVoice:
 @asynccontextmanager
 async def running_tracker(*, route_rng: Random | None = None, **settings: Any) -> AsyncIterator[RunningTracker]:
     """A tracker on a free loopback port in this process. Nodes need no heartbeats unless the settings say so."""
-    defaults = {"port": 0, "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S, "checks_reachability": False}
+    defaults = {
+        "port": 0,
+        "heartbeat_period_s": NO_HEARTBEATS_NEEDED_S,
+        "checks_reachability": False,
+        "probes_models": False,
+    }
     made = TrackerServer(TrackerSettings(**{**defaults, **settings}), route_rng=route_rng)
     with listen(made.settings) as listener:
-        http_server = make_http_server(made)
+        http_server = made.http_server()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(http_server.serve(sockets=[listener]))
             try:

@@ -1,11 +1,11 @@
-"""Issues tickets: what the hops of a chosen route may do for one request (``meshnet_protocol/tickets.py``)."""
+"""Issues tickets, and passes to read model files: what nodes go by (``meshnet_protocol/tickets.py``)."""
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.proofs import public_key_text
-from meshnet_protocol.tickets import Ticket, sign_ticket
+from meshnet_protocol.tickets import Pass, Ticket, sign
 
 OPENING_S_MAX = 60.0
 """From choosing a route to the first session's opening at the last hop: queues and slow links included."""
@@ -13,6 +13,8 @@ ANSWER_S_MAX = 600.0
 """More for each further answer: they are drawn one after the other, each in a session of its own."""
 DRAWS_MAX = 1_000_000
 """Where the client sets no limit, the context does."""
+PASS_S = 600
+"""A reader that needs longer asks again."""
 
 
 class TicketOffice:
@@ -33,4 +35,8 @@ class TicketOffice:
             draws=DRAWS_MAX if request.max_tokens is None else request.max_tokens,
             exp=int(now + OPENING_S_MAX + ANSWER_S_MAX * (sessions - 1)),
         )
-        return msgspec.structs.replace(plan, ticket=sign_ticket(ticket, self._key))
+        return msgspec.structs.replace(plan, ticket=sign(ticket, self._key))
+
+    def issue_pass(self, *, now: float) -> str:
+        """For one who may read model files."""
+        return sign(Pass(reads="model files", exp=int(now + PASS_S)), self._key)

@@ -37,7 +37,7 @@ class ReadyRows:
     is_cut: bool
     """False at the session's first segment: a smaller piece may be taken. True further on: all or nothing."""
     turn: int
-    """Counts up as steps arrive and as sessions are served: the lowest has waited longest."""
+    """Counts up as sessions come with a step and as they have had their share: the lowest has waited longest."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,8 @@ class EngineLoop:
             work.answer.set_exception(session.failure or EngineClosedError("the session was closed"))
             return
         work.segment = session.first_segment
-        work.turn = self._next_turn()
+        if work.rows.row_count == 1 or session.turn_rows_left <= 0:
+            self._to_the_back(session)
         session.works.append(work)
         self._busy[session.slot] = session
         self._session_slots.add(session.slot)
@@ -250,8 +251,10 @@ class EngineLoop:
 
         work = session.works[0]
         is_done = work.advance(session, row_count, result, draw)
-        # A session that was served goes to the back, so that prompts take turns piece by piece.
-        work.turn = self._next_turn()
+        if work.is_at_entry:
+            session.turn_rows_left -= row_count
+            if session.turn_rows_left <= 0:
+                self._to_the_back(session)
         if is_done:
             session.works.popleft()
             if not session.works:
@@ -278,6 +281,8 @@ class EngineLoop:
             work.drawn = outcome
             work.answer.set_result(work.result(time.perf_counter()))
 
-    def _next_turn(self) -> int:
+    def _to_the_back(self, session: EngineSession) -> None:
+        """Short prompts are finished one after the other, long ones take turns."""
         self._turn += 1
-        return self._turn
+        session.turn = self._turn
+        session.turn_rows_left = self._options.chunk_tokens

@@ -80,6 +80,10 @@ class EngineSession:
     """Set instead of the sampler if the answer must follow a grammar."""
     works: "deque[StepWork]" = field(default_factory=deque)
     failure: NodeError | None = None
+    turn: int = 0
+    """The lowest of all waiting sessions has waited longest."""
+    turn_rows_left: int = 0
+    """Rows it may compute before it goes to the back."""
 
 
 def rows_of_step(session: EngineSession, step: StepInput, *, hidden_size: int, vocabulary_size: int) -> "StepRows":
@@ -127,7 +131,6 @@ class StepWork:
     arrived_s: float
     is_first: bool = False
     """Of its session: what the slot holds from its position on belongs to somebody else's text."""
-    turn: int = 0
     compute_s: float = 0.0
     segment: int = 0
     drawn: Draw | None = None
@@ -136,10 +139,15 @@ class StepWork:
     """Hidden states of the piece under way, once it has left its first segment."""
     _hidden: list[FloatRows] = field(default_factory=list)
 
+    @property
+    def is_at_entry(self) -> bool:
+        """No piece is between two segments."""
+        return self._piece is None
+
     def ready_rows(self, session: EngineSession) -> ReadyRows:
         is_cut = self._piece is not None
         count = len(self._piece) if self._piece is not None else self.rows.row_count - self._done_rows
-        return ReadyRows(session.slot, Stage(session.generation.number, self.segment), count, is_cut, self.turn)
+        return ReadyRows(session.slot, Stage(session.generation.number, self.segment), count, is_cut, session.turn)
 
     def piece(self, session: EngineSession, row_count: int) -> SequenceRows:
         """The next rows to compute at the current segment."""

@@ -56,6 +56,9 @@ SWITCH_INTERVAL_S = 0.0005
 
 BENCHMARK_S = 0.4
 BENCHMARK_STEPS_MAX = 512
+BENCHMARK_CHUNK_ROWS = 16
+CHUNK_OVERHEAD_ROWS = 1.0
+"""Before it is measured."""
 _GREEDY = Sampling(temperature=0.0)
 
 
@@ -73,6 +76,8 @@ class Engine:
         self.options = options
         self.vocabulary = Vocabulary(model.path)
         self.model = model
+        self.chunk_overhead_rows = CHUNK_OVERHEAD_ROWS
+        """A decode's own cost, in rows, whatever it computes; ``measure_layer_tokens_per_s`` finds out."""
         self._lock = threading.Lock()
         self._cutting = threading.Lock()
         self._current = generation
@@ -248,6 +253,7 @@ class Engine:
             while (elapsed_s := time.perf_counter() - began_s) < BENCHMARK_S and steps < self._benchmark_steps_max:
                 self._run_benchmark_step(session)
                 steps += 1
+            self._measure_chunk(session, row_s=elapsed_s / steps)
         finally:
             self.close_session(session)
         return self.shard.layer_count * steps / elapsed_s
@@ -287,10 +293,21 @@ class Engine:
     def _benchmark_steps_max(self) -> int:
         return min(BENCHMARK_STEPS_MAX, self.options.context_tokens - 1)
 
-    def _run_benchmark_step(self, session: EngineSession) -> None:
+    def _measure_chunk(self, session: EngineSession, *, row_s: float) -> None:
+        rows = min(BENCHMARK_CHUNK_ROWS, self.options.chunk_tokens, self.options.context_tokens - session.next_position)
+        if rows < 2:
+            return
+        began_s = time.perf_counter()
+        self._run_benchmark_step(session, rows)
+        further_row_s = (time.perf_counter() - began_s - row_s) / (rows - 1)
+        if further_row_s > 0:
+            self.chunk_overhead_rows = max(row_s / further_row_s - 1, 0.0)
+
+    def _run_benchmark_step(self, session: EngineSession, rows: int = 1) -> None:
         is_head = self.shard.first == 0
-        hidden = None if is_head else np.full(self.hidden_size, 0.1, np.float32).data.cast("B")
-        tokens = [session.next_position % self.vocabulary.size] if is_head else None
+        hidden = None if is_head else np.full((rows, self.hidden_size), 0.1, np.float32).data.cast("B")
+        first = session.next_position
+        tokens = [row % self.vocabulary.size for row in range(first, first + rows)] if is_head else None
         done: Future[StepResult] = Future()
         self._submit(session, StepInput(session.next_position, tokens, hidden, wants_token=True), done)
         result = done.result()

@@ -4,21 +4,28 @@ The content security policy allows this tracker and nothing else: no inline scri
 are revalidated at every load (they carry an ETag), so that a page never mixes two releases.
 """
 
+import html
 import os
 import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
+import msgspec
 from fastapi import FastAPI, Request
-from starlette.responses import FileResponse, RedirectResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from meshnet_tracker.access import LOGIN_COOKIE, LOGIN_PATH, LOGIN_S, LOGOUT_PATH, Access
+from meshnet_tracker.asgi import client_address
 from meshnet_tracker.errors import BodyTooLargeError
+from meshnet_tracker.guesses import Guesses
 
 LOGIN_BYTES_MAX = 4096
-SEE_OTHER = 303
+SEE_OTHER, TOO_MANY_REQUESTS = 303, 429
+NOTICE_PLACE = "<!-- notice -->"
+WRONG_KEY = "That is not the tracker's admin key. Copy it again, without spaces around it."
+TOO_MANY_KEYS = "Too many wrong keys came from your address. The right one works; others wait {wait_s} s."
 STATIC = Path(__file__).parent / "static"
 PAGE_HEADERS = {
     "content-security-policy": (
@@ -43,21 +50,26 @@ class _Assets(StaticFiles):
         return response
 
 
-def add_pages(app: FastAPI, access: Access) -> None:
-    _add_login(app, access)
+def add_pages(app: FastAPI, access: Access, guesses: Guesses, *, shows_texts: bool) -> None:
+    _add_login(app, access, guesses)
+    facts = msgspec.json.encode({"has_login": access.is_guarded, "shows_texts": shows_texts})
 
     @app.get("/", include_in_schema=False)
     async def dashboard() -> Response:
         return FileResponse(STATIC / "index.html", headers=PAGE_HEADERS)
 
+    @app.get("/v1/dashboard", include_in_schema=False)
+    async def page_facts() -> Response:
+        """What the pages must know of themselves."""
+        return Response(facts, media_type="application/json")
+
     app.mount("/ui", _Assets(directory=STATIC))
 
 
-def _add_login(app: FastAPI, access: Access) -> None:
+def _add_login(app: FastAPI, access: Access, guesses: Guesses) -> None:
     @app.get(LOGIN_PATH, include_in_schema=False)
     async def login_page(failed: str | None = None) -> Response:
-        name = "login.html" if failed is None else "login-failed.html"
-        return FileResponse(STATIC / name, headers=LOGIN_HEADERS)
+        return HTMLResponse(_login_page("" if failed is None else WRONG_KEY), headers=LOGIN_HEADERS)
 
     @app.post(LOGIN_PATH, include_in_schema=False)
     async def log_in(request: Request) -> Response:
@@ -69,7 +81,8 @@ def _add_login(app: FastAPI, access: Access) -> None:
         key = parse_qs(body).get(b"key", [b""])[0].strip()
         cookie = access.log_in(key, time.time())
         if cookie is None:
-            return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+            wait_s = guesses.note(client_address(request.scope), time.monotonic())
+            return _login_failed(wait_s)
         response = RedirectResponse("/", SEE_OTHER)
         # Not for scripts, and never sent along when another site's page asks.
         response.set_cookie(
@@ -82,6 +95,18 @@ def _add_login(app: FastAPI, access: Access) -> None:
         response = RedirectResponse(LOGIN_PATH, SEE_OTHER)
         response.delete_cookie(LOGIN_COOKIE, httponly=True, samesite="strict")
         return response
+
+
+def _login_page(notice: str = "") -> str:
+    shown = f'<p class="failure" role="alert">{html.escape(notice)}</p>' if notice else ""
+    return (STATIC / "login.html").read_text().replace(NOTICE_PLACE, shown)
+
+
+def _login_failed(wait_s: int | None) -> Response:
+    if wait_s is None:
+        return RedirectResponse(f"{LOGIN_PATH}?failed=1", SEE_OTHER)
+    headers = LOGIN_HEADERS | {"retry-after": str(wait_s)}
+    return HTMLResponse(_login_page(TOO_MANY_KEYS.format(wait_s=wait_s)), TOO_MANY_REQUESTS, headers)
 
 
 def _is_encrypted(request: Request) -> bool:

@@ -1,6 +1,6 @@
+// One chat over the OpenAI endpoint, streamed: tells the route first, then yields what each chunk adds.
 import { goToLogin } from "./api.js";
 
-// One chat over the OpenAI endpoint, streamed: yields pieces of text, and tells the route first.
 export async function* streamChat({ model, messages, route, maxTokens, signal, onRoute }) {
   const body = { model, messages, stream: true, max_tokens: maxTokens, stream_options: { include_usage: true }, ...(route ? { route } : {}) };
   const response = await fetch("/v1/chat/completions", { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
@@ -11,7 +11,8 @@ export async function* streamChat({ model, messages, route, maxTokens, signal, o
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new Error(chunk.error.message);
-    yield { text: chunk.choices[0]?.delta.content ?? "", usage: chunk.usage ?? null };
+    const choice = chunk.choices[0];
+    yield { text: choice?.delta.content ?? "", thought: choice?.delta.reasoning_content ?? "", finishReason: choice?.finish_reason ?? null, usage: chunk.usage ?? null };
   }
 }
 

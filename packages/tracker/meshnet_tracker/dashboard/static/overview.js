@@ -1,7 +1,7 @@
 // The first page: the mesh at a glance, who holds what, and what routing learnt.
 import { html } from "./vendor/htm-preact.js";
 import { usePoll } from "./api.js";
-import { number } from "./format.js";
+import { number, plural } from "./format.js";
 import { PulseChart } from "./chart.js";
 import { Nodes } from "./nodes.js";
 import { Failure, Hint, Panel } from "./pieces.js";
@@ -38,5 +38,8 @@ const Models = ({ models }) => html`<${Panel} id="models" title="Models">
   <ul class="models">${models.map((model) => html`<li key=${model.model}>
     <span class="dot" data-kind=${model.is_served ? "ready" : "lost"} aria-hidden="true"></span>
     <div><strong title=${model.model}>${model.name}</strong><p class=${model.is_served ? "good" : "bad"}>${model.verdict}</p>
-      <p class="muted">${model.architecture}, ${model.layer_count} layers, ${model.node_count} node${model.node_count === 1 ? "" : "s"}, epoch ${model.epoch}, context ${model.context_tokens}</p></div>
+      <p class="muted">${kindOf(model)}, ${plural(model.node_count, "node")}, epoch ${model.epoch}, context ${model.context_tokens}</p></div>
     ${model.is_served && html`<a class="button" href="#chat" aria-label="Chat with ${model.name}">Chat</a>`}</li>`)}</ul></${Panel}>`;
+
+// Of a model behind another server nobody here knows the layers.
+const kindOf = (model) => (model.layer_count === 1 ? "behind another server" : `${model.architecture}, ${model.layer_count} layers`);

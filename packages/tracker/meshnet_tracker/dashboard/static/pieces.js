@@ -17,12 +17,13 @@ export const Failure = ({ message }) => message && html`<p class="failure" role=
 
 export const Badge = ({ kind }) => html`<span class="badge" data-kind=${kind}>${kind}</span>`;
 
-// Hops in order, with the layers they run if known, else their shards.
-export const RouteChips = ({ hops }) => html`<span class="chips">
-  ${hops.map((hop, index) => html`${index > 0 && html`<span class="arrow" aria-label="then">→</span>`}<span class="chip" title=${hop.node_id}>${instanceOf(hop.node_id)}<small>${layersText(hop)}</small></span>`)}
-</span>`;
+// One layer is all there is of a model behind another server.
+const layersOf = (hop, hops) => (hops.length === 1 && hop.end_layer === 0 ? "all" : `${hop.start_layer}-${hop.end_layer}`);
 
-const layersText = (hop) => (hop.start_layer == null ? hop.shard : `${hop.start_layer}-${hop.end_layer}`);
+// Hops in order, with the layers they run.
+export const RouteChips = ({ hops }) => html`<span class="chips">
+  ${hops.map((hop, index) => html`${index > 0 && html`<span class="arrow" aria-label="then">→</span>`}<span class="chip" title=${hop.node_id}>${instanceOf(hop.node_id)}<small>${layersOf(hop, hops)}</small></span>`)}
+</span>`;
 
 export const Meter = ({ share, kind = "" }) => html`<span class="meter">
   <span class="meter-text">${percent(share)}</span>

@@ -3,6 +3,7 @@ import { html } from "./vendor/htm-preact.js";
 import { duration, instanceOf } from "./format.js";
 
 const PARTS = ["queue", "compute", "link"];
+const ELSEWHERE_SHARE_MIN = 0.02;
 
 // One stacked bar for a whole route; milliseconds of a mean step.
 export function StepBar({ hops }) {
@@ -23,7 +24,8 @@ export function Waterfall({ call }) {
   const hops = call.hops.filter((hop) => hop.timing);
   if (!hops.length) return html`<p class="muted">No hop reported its timing${call.state === "running" ? " yet" : ""}.</p>`;
   const sums = hops.map((hop) => PARTS.map((part) => hop.timing[`${part}_s`]));
-  const whole = Math.max(call.seconds ?? 0, sums.flat().reduce((sum, value) => sum + value, 0));
+  const inHops = sums.flat().reduce((sum, value) => sum + value, 0);
+  const whole = Math.max(call.seconds ?? 0, inHops);
   let offset = 0;
   return html`<div class="waterfall">
     <table><caption class="visually-hidden">Time of each hop, summed over all steps</caption>
@@ -35,5 +37,7 @@ export function Waterfall({ call }) {
           ${sums[index].map((value) => html`<td class="num">${duration(value)}</td>`)}
           <td class="wide"><span class="lane" aria-hidden="true"><span style=${{ width: `${(100 * before) / whole}%` }}></span>
             ${sums[index].map((value, part) => html`<span data-part=${PARTS[part]} style=${{ width: `${(100 * value) / whole}%` }}></span>`)}</span></td></tr>`;
-      })}</tbody></table><${TimingLegend} /></div>`;
+      })}</tbody></table><${TimingLegend} />
+    <p class="footnote">${whole - inHops > ELSEWHERE_SHARE_MIN * whole && html`<span>Elsewhere: ${duration(whole - inHops)} (waiting for a route, the way to client and head${call.attempts.length > 1 && ", earlier attempts"}).</span>`}
+      ${call.attempts.length > 1 && html`<span>The hops are those of the last attempt.</span>`}</p></div>`;
 }
