@@ -43,6 +43,7 @@ class Route:
     model_key: ModelKey
     hops: tuple[Hop, ...]
     signature: Signature = field(init=False)
+    node_ids: tuple[NodeId, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.hops:
@@ -54,15 +55,12 @@ class Route:
             start = hop.layers.next_layer
         chain = " -> ".join(f"{hop.node_id}[{hop.shard}]" for hop in self.hops)
         object.__setattr__(self, "signature", Signature(f"{self.model_key} | {chain}"))
+        object.__setattr__(self, "node_ids", tuple(hop.node_id for hop in self.hops))
 
     @property
     def head(self) -> Hop:
         """The hop that tokenizes, embeds and talks to the tracker: always the proxy target."""
         return self.hops[0]
-
-    @property
-    def node_ids(self) -> tuple[NodeId, ...]:
-        return tuple(hop.node_id for hop in self.hops)
 
 
 def chain_hops(shards: Sequence[tuple[NodeId, LayerRange]]) -> tuple[Hop, ...]:

@@ -102,7 +102,10 @@ class RouteStructure:
             is_full = len(best) == limit
             if is_full and idle_tps < best[0][0]:
                 break  # This head and all after it are slower even when idle.
-            tps = min(idle_tps / (1 + node.queue_depth) * node.reputation, bottlenecks[next_layer])
+            tps = idle_tps / (1 + node.queue_depth)
+            if node.faults.mass:
+                tps *= node.reputation
+            tps = min(tps, bottlenecks[next_layer])
             if not is_full:
                 heapq.heappush(best, (tps, place, node))
             elif (tps, place) > best[0][:2]:
