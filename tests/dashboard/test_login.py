@@ -47,6 +47,26 @@ async def test_the_dashboard_asks_for_the_key_once_and_says_when_it_is_the_wrong
         await expect(page).to_have_url(f"{scene.tracker.url}/login")
 
 
+async def test_on_a_phone_all_of_the_bar_can_be_seen(page: Page) -> None:
+    await page.set_viewport_size({"width": 390, "height": 844})
+    async with stage(**KEYS, show_texts=True) as scene:
+        await page.goto(scene.tracker.url)
+        await page.get_by_label("Admin key").fill("sk-owner-0123")
+        await page.get_by_role("button", name="Log in").click()
+        banner = page.get_by_role("banner")
+        await expect(banner.get_by_role("button", name="Log out")).to_be_visible()
+        parts = [*await banner.get_by_role("link").all(), *await banner.get_by_role("button").all()]
+        boxes = [await part.bounding_box() for part in [*parts, banner.get_by_text("texts are shown")]]
+    assert len(boxes) == 8
+    for index, box in enumerate(boxes):
+        assert box is not None
+        assert box["x"] + box["width"] <= 390
+        for other in boxes[index + 1 :]:
+            assert other is not None
+            apart = box["x"] + box["width"] <= other["x"] or other["x"] + other["width"] <= box["x"]
+            assert apart or box["y"] + box["height"] <= other["y"] or other["y"] + other["height"] <= box["y"]
+
+
 async def test_texts_are_shown_if_the_owner_wants_it_and_the_page_says_so(page: Page) -> None:
     async with stage(show_texts=True) as scene:
         request_id = (await scene.chat())["x-request-id"]
