@@ -25,7 +25,13 @@ class Mesh:
     def __init__(self) -> None:
         self.fleet = Fleet()
         self.links = LinkFaults()
-        self.readiness = Readiness(fleet=self.fleet, links=self.links, candidates=CandidateCache().candidates)
+        self.chats = 0
+        self.readiness = Readiness(
+            fleet=self.fleet,
+            links=self.links,
+            candidates=CandidateCache().candidates,
+            is_busy=lambda _: self.chats > 0,
+        )
         self.now = 0.0
 
     def join(self, instance: str, layers: str, **fields: Any) -> NodeId:
@@ -66,6 +72,15 @@ def test_a_model_is_probed_as_soon_as_it_can_be_routed_and_once() -> None:
     mesh.probed(is_well=True)
     assert mesh.is_ready
     assert mesh.due(after=1e6) == [], "silence is no reason for doubt"
+
+
+def test_a_route_that_a_chat_runs_on_is_not_probed_until_it_has_ended() -> None:
+    mesh = Mesh()
+    mesh.join("whole", "0-39")
+    mesh.chats = 1
+    assert mesh.due(after=60) == []
+    mesh.chats = 0
+    assert mesh.due() == [["whole"]]
 
 
 def test_a_token_of_a_chat_does_as_well() -> None:

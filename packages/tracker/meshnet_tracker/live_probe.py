@@ -92,7 +92,8 @@ class LiveProbes:
         except Exception as error:
             problem = str(error) or type(error).__name__
             if isinstance(error, AttemptFailedError):
-                self._blame(route, error)
+                if self._router.in_flight(route.signature) == 1:  # with a chat beside it, the chat tells
+                    self._blame(route, error)
             elif not isinstance(error, TrackerError):
                 _log.error("a live probe failed by a bug of the tracker", exc_info=error)
         finally:

@@ -9,7 +9,9 @@ without traffic: there is no reason for doubt in silence, and nobody probes an i
                                                   │   ^
                                                   └───┘ probe failed: another one, later and later, ten in a row
 
-Models in doubt are served all the same: to try is better than to refuse for ever. Decides; ``live_probe.py`` acts.
+Models in doubt are served all the same: to try is better than to refuse for ever. A route that a chat runs on is not
+probed: the chat will tell, and some servers behind ``--upstream`` drop what they do when somebody else asks. Decides;
+``live_probe.py`` acts.
 """
 
 import math
@@ -44,11 +46,17 @@ class Readiness:
     """Times are seconds of one monotonic clock, handed in."""
 
     def __init__(
-        self, *, fleet: Fleet, links: LinkFaults, candidates: Callable[[ServedModel], Iterable[Candidate]]
+        self,
+        *,
+        fleet: Fleet,
+        links: LinkFaults,
+        candidates: Callable[[ServedModel], Iterable[Candidate]],
+        is_busy: Callable[[Route], bool] = lambda _: False,
     ) -> None:
         self._fleet = fleet
         self._links = links
         self._candidates = candidates
+        self._is_busy = is_busy
         self._doubts: dict[ModelKey, _Doubt] = {}
 
     def is_ready(self, model: ServedModel, now: float) -> bool:
@@ -96,7 +104,9 @@ class Readiness:
             doubt.was_ready = False
             return None
         route = self._find(model, lambda route: self._is_sound(route, now)) or self._find(model, lambda _: True)
-        doubt.is_probing = route is not None
+        if route is None or self._is_busy(route):
+            return None
+        doubt.is_probing = True
         return route
 
     def _find(self, model: ServedModel, wish: Callable[[Route], bool]) -> Route | None:

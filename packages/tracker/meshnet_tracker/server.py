@@ -104,7 +104,12 @@ class TrackerServer:
             aliases=settings.model_aliases,
         )
         self.events = EventLog(wall_clock=time.time)
-        self.readiness = Readiness(fleet=self.fleet, links=self.blame.links, candidates=self.router.candidates)
+        self.readiness = Readiness(
+            fleet=self.fleet,
+            links=self.blame.links,
+            candidates=self.router.candidates,
+            is_busy=lambda route: self.router.in_flight(route.signature) > 0,
+        )
         self.live_probes = LiveProbes(
             readiness=self.readiness,
             router=self.router,
