@@ -4,12 +4,13 @@ Trackers and hops call a node by its advertised address and send no Origin. A br
 Origin; a page whose own name was made to point here (DNS rebinding) by the Host it asks for.
 """
 
-import ipaddress
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
+from meshnet_protocol.hosts import is_address
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -24,7 +25,7 @@ def own_callers_only(advertised_url: str) -> Middleware:
             return _refusal("nodes do not answer web pages: call the tracker")
         host = request.headers.get("Host", "")
         name = _name_of(host)
-        if name not in (own_name, "localhost") and not _is_address(name):
+        if name not in (own_name, "localhost") and not is_address(name):
             return _refusal(f"this node does not answer as {host!r}: call it by its address, or --advertise that name")
         return await handler(request)
 
@@ -41,11 +42,3 @@ def _name_of(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True

@@ -1,6 +1,5 @@
 """What a node can be told at start, checked before anything is loaded."""
 
-import ipaddress
 import math
 import re
 import socket
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 from meshnet_node.errors import SettingsError
 from meshnet_protocol.frames import STEP_ROWS_MAX
+from meshnet_protocol.hosts import is_loopback
 from meshnet_protocol.ids import INSTANCE_PATTERN
 from meshnet_protocol.layers import LayerRange
 
@@ -104,14 +104,6 @@ class NodeSettings:
             return self.instance
         machine = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:24].strip("-")
         return f"{machine or 'node'}-{port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _check_url(flag: str, url: str) -> None:

@@ -8,13 +8,13 @@ everything else         only pages of the tracker's own origin, so that a page e
 Then keys: which surface a path belongs to and what opens it is ``access.py``'s to say.
 """
 
-import ipaddress
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
 from urllib.parse import SplitResult, urlsplit
 
+from meshnet_protocol.hosts import is_address, is_loopback
 from meshnet_tracker.access import (
     LOGIN_PATH,
     NODE_PATHS,
@@ -157,12 +157,12 @@ class TrackerApp:
         A node's own words are signed, so that no page can make them up, and nodes may know the tracker by any name.
         """
         server = scope.get("server")
-        is_over_loopback = server is not None and _is_address(str(server[0]), loopback_only=True)
+        is_over_loopback = server is not None and is_loopback(str(server[0]))
         if not is_over_loopback and (self._access.is_guarded or scope["path"] in NODE_PATHS):
             return True
         name = _split(f"//{host}").hostname or ""
         is_local = name == "localhost" or name.endswith(".localhost") or name in self._allowed_hosts
-        return is_local or _is_address(name, loopback_only=is_over_loopback)
+        return is_local or (is_loopback(name) if is_over_loopback else is_address(name))
 
 
 async def _refuse(refusal: Refusal, path: str, wait_s: int | None, send: Send) -> None:
@@ -209,11 +209,3 @@ def _split(url: str) -> SplitResult:
         return urlsplit(url)
     except ValueError:
         return urlsplit("")
-
-
-def _is_address(host: str, *, loopback_only: bool) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_loopback or not loopback_only

@@ -29,6 +29,7 @@ from meshnet_tracker.observer_api import add_observer_endpoints
 from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object, to_http, unknown_path, wrong_method
 from meshnet_tracker.readiness import Readiness
+from meshnet_tracker.replies import json_reply
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.routing_table import routing_table
@@ -77,14 +78,14 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         ready = _readiness_by_name(parts)
         aliases = {alias: ready[name] for alias, name in parts.settings.model_aliases.items() if name in ready}
         models = [_model_object(name, created, is_ready=is_ready) for name, is_ready in (ready | aliases).items()]
-        return _json({"object": "list", "data": models})
+        return json_reply({"object": "list", "data": models})
 
     @app.get("/v1/models/{model_id:path}")
     async def get_model(model_id: str) -> Response:
         model = parts.router.resolve_model(model_id)
         is_ready = parts.readiness.is_ready(model, time.monotonic())
         name = model_id if model_id in parts.settings.model_aliases else model.card.name
-        return _json(_model_object(name, created, is_ready=is_ready))
+        return json_reply(_model_object(name, created, is_ready=is_ready))
 
     @app.get("/health")
     async def health(request: Request) -> Response:
@@ -95,7 +96,7 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         ready = _readiness_by_name(parts)
         told = {"status": "ok", "ready": any(ready.values())}
         may_know = request.state.role in (Role.CLIENT, Role.ADMIN)
-        return _json(told | {"models": list(ready)} if may_know else told)
+        return json_reply(told | {"models": list(ready)} if may_know else told)
 
     @app.get("/health/ready")
     async def health_ready() -> Response:
@@ -116,7 +117,7 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         models = [m for m in _live_models(parts) if model in (None, m.card.name, m.model_key)]
         if not models and model is not None:
             models = [parts.router.resolve_model(model)]
-        return _json(routing_table(parts.router, parts.stats, models, time.monotonic()))
+        return json_reply(routing_table(parts.router, parts.stats, models, time.monotonic()))
 
     @app.get("/v1/events")
     async def events(
@@ -126,7 +127,7 @@ def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
         """``next_after`` is what to ask with next time."""
         found = parts.events.read(after=after, limit=limit)
         next_after = found[-1]["id"] if found else parts.events.last_id
-        return _json({"events": found, "next_after": next_after})
+        return json_reply({"events": found, "next_after": next_after})
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -170,10 +171,6 @@ def _readiness_by_name(parts: TrackerParts) -> dict[str, bool]:
 def _model_object(name: str, created: int, *, is_ready: bool) -> dict[str, Any]:
     """OpenAI's fields, and whether a chat may expect to be served."""
     return {"id": name, "object": "model", "created": created, "owned_by": "meshnet", "ready": is_ready}
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 def _error(error: HttpError) -> Response:

@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from meshnet_tracker.errors import UnknownModelError
+from meshnet_tracker.replies import json_reply
 from meshnet_tracker.settings import StoredModel
 
 READERS_MAX = 8
@@ -37,11 +37,11 @@ def add_store_endpoints(app: FastAPI, models: Sequence[StoredModel]) -> None:
 
     @app.get("/v1/store")
     async def list_store() -> Response:
-        return _json({"models": [{"name": model.name, "model_key": key} for key, model in by_key.items()]})
+        return json_reply({"models": [{"name": model.name, "model_key": key} for key, model in by_key.items()]})
 
     @app.get("/v1/store/{model_key}")
     async def card(model_key: str) -> Response:
-        return _json(stored(model_key).shared)
+        return json_reply(stored(model_key).shared)
 
     @app.get("/v1/store/{model_key}/manifest")
     async def manifest(model_key: str) -> Response:
@@ -68,7 +68,3 @@ class _LentFile(FileResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._readers.release()
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -5,7 +5,7 @@ wallet may join, the account can be true, and the tracker has reached the node a
 """
 
 import time
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -25,6 +25,7 @@ from meshnet_tracker.fleet import Fleet, FleetEvent, HeartbeatReceived, NodeLeft
 from meshnet_tracker.node_auth import NodeAuth, proof_of
 from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.registration import check_registration
+from meshnet_tracker.replies import json_reply
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.ticket_office import TicketOffice
 
@@ -53,15 +54,15 @@ def add_node_endpoints(app: FastAPI, parts: NodeParts) -> None:
     async def heartbeat(request: Request) -> Response:
         beat, body = await _read(request, Heartbeat)
         if not parts.fleet.is_known(beat.node_id, beat.incarnation):
-            return _json(HeartbeatReply(is_known=False))
+            return json_reply(HeartbeatReply(is_known=False))
         try:
             _check_owner(parts, request, beat, body)
         except StaleProofError:
             # The tracker was restarted, or a clock jumped: greeting and registering again mends both.
-            return _json(HeartbeatReply(is_known=False))
+            return json_reply(HeartbeatReply(is_known=False))
         parts.handle(HeartbeatReceived(beat))
         wanted = parts.fleet.wanted_entry_layers(beat.node_id)
-        return _json(HeartbeatReply(is_known=True, wanted_entry_layers=wanted, time_s=time.time()))
+        return json_reply(HeartbeatReply(is_known=True, wanted_entry_layers=wanted, time_s=time.time()))
 
     @app.post("/v1/nodes/leave")
     async def leave(request: Request) -> Response:
@@ -69,13 +70,13 @@ def add_node_endpoints(app: FastAPI, parts: NodeParts) -> None:
         if parts.fleet.is_known(farewell.node_id, farewell.incarnation):
             _check_owner(parts, request, farewell, body)
             parts.handle(NodeLeft(farewell))
-        return _json({})
+        return json_reply({})
 
 
 def _add_arrivals(app: FastAPI, parts: NodeParts) -> None:
     @app.get("/v1/nodes/greeting")
     async def greeting() -> Response:
-        return _json(
+        return json_reply(
             TrackerGreeting(tracker_key=parts.tickets.public_key, boot=parts.node_auth.boot, time_s=time.time())
         )
 
@@ -89,7 +90,7 @@ def _add_arrivals(app: FastAPI, parts: NodeParts) -> None:
         if parts.settings.checks_reachability:
             await parts.probe.check_reachable(registration)
         parts.handle(NodeRegistered(registration))
-        return _json(
+        return json_reply(
             RegistrationReply(
                 node_id=registration.node_id,
                 heartbeat_period_s=parts.settings.heartbeat_period_s,
@@ -124,7 +125,3 @@ async def _read(request: Request, kind: type[M]) -> tuple[M, bytes]:
         return msgspec.json.decode(body, type=kind), body
     except (msgspec.MsgspecError, RecursionError) as error:
         raise RegistrationRefusedError(f"not a {kind.__name__}: {error}") from error
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

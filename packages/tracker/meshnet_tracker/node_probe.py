@@ -5,12 +5,12 @@ then fail every chat. Its owner learns at once, with what to set or to open.
 """
 
 import asyncio
-import ipaddress
 from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
 
+from meshnet_protocol.hosts import is_loopback
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import Message, Registration
 from meshnet_tracker.errors import UnreachableNodeError
@@ -62,7 +62,7 @@ def _node_id_of(answer: bytes) -> NodeId | None:
 def _advice(url: str, reason: str) -> str:
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    if _is_loopback(parts.hostname or ""):
+    if is_loopback(parts.hostname or ""):
         fix = (
             "only its own machine can reach that address: "
             f"start the node with --host 0.0.0.0, or with --advertise {parts.scheme}://ADDRESS:{port}"
@@ -73,10 +73,3 @@ def _advice(url: str, reason: str) -> str:
             f"start the node with --host 0.0.0.0, or name another address with --advertise {parts.scheme}://ADDRESS:PORT"
         )
     return f"the tracker cannot reach the node at {url} ({reason}): {fix}"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -16,6 +16,7 @@ from meshnet_protocol.tickets import PassReply
 from meshnet_tracker.fleet import Fleet, FleetNode
 from meshnet_tracker.overview import node_state
 from meshnet_tracker.placement import HeldShard, suggest_layers
+from meshnet_tracker.replies import json_reply
 from meshnet_tracker.router import Router
 from meshnet_tracker.ticket_office import TicketOffice
 
@@ -35,12 +36,12 @@ def add_node_reads(app: FastAPI, parts: ReadParts) -> None:
     @app.get("/v1/nodes")
     async def nodes() -> Response:
         now = time.monotonic()
-        return _json({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
+        return json_reply({"nodes": [_node_object(parts.fleet, node, now) for node in parts.fleet.nodes()]})
 
     @app.get("/v1/nodes/pass")
     async def reading_pass() -> Response:
         """Opens the model files of the mesh's nodes to whoever shows it, for a few minutes."""
-        return _json(PassReply(text=parts.tickets.issue_pass(now=time.time())))
+        return json_reply(PassReply(text=parts.tickets.issue_pass(now=time.time())))
 
     @app.get("/v1/nodes/suggest")
     async def suggest(
@@ -55,7 +56,7 @@ def add_node_reads(app: FastAPI, parts: ReadParts) -> None:
             held, layer_count=served.card.layer_count, layers_max=layers, layer_tokens_per_s=layer_tokens_per_s
         )
         span = LayerSpan.of(suggestion.layers)
-        return _json(LayersSuggestion(model_key=served.model_key, layers=span, reason=suggestion.reason))
+        return json_reply(LayersSuggestion(model_key=served.model_key, layers=span, reason=suggestion.reason))
 
 
 def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
@@ -77,7 +78,3 @@ def _node_object(fleet: Fleet, node: FleetNode, now: float) -> dict[str, Any]:
         "layer_tokens_per_s": node.layer_tokens_per_s,
         "heartbeat_age_s": max(0.0, now - node.heard_at),
     }
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -1,9 +1,8 @@
 """The endpoints for people who look: overview, calls, their live stream, arm history, Prometheus metrics."""
 
 import time
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
-import msgspec
 from fastapi import FastAPI, Header, Query, Response
 from starlette.responses import StreamingResponse
 
@@ -16,6 +15,7 @@ from meshnet_tracker.observers import Observers
 from meshnet_tracker.openai_errors import HttpError, error_object
 from meshnet_tracker.overview import overview
 from meshnet_tracker.readiness import Readiness
+from meshnet_tracker.replies import json_reply
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
 
@@ -50,14 +50,14 @@ def add_observer_endpoints(app: FastAPI, parts: ObservedParts) -> None:
     @app.get("/v1/overview")
     async def get_overview() -> Response:
         pulse = parts.observers.pulse
-        return _json(overview(parts.fleet, parts.router, parts.stats, parts.readiness, pulse, time.monotonic()))
+        return json_reply(overview(parts.fleet, parts.router, parts.stats, parts.readiness, pulse, time.monotonic()))
 
     @app.get("/v1/routing/history")
     async def routing_history() -> Response:
         """Per arm of the routing table: its last samples, and where a step's time goes on each hop."""
         models, now = [model for model in parts.fleet.models() if model.nodes], time.monotonic()
         signatures = [arm.signature for model in models for arm in parts.router.listed(model, now)]
-        return _json({"arms": {signature: parts.observers.arms.arm(signature) for signature in signatures}})
+        return json_reply({"arms": {signature: parts.observers.arms.arm(signature) for signature in signatures}})
 
     @app.get("/metrics", include_in_schema=False)
     async def metrics(accept: Annotated[str, Header()] = "") -> Response:
@@ -69,7 +69,7 @@ def _add_call_endpoints(app: FastAPI, observers: Observers) -> None:
     @app.get("/v1/calls")
     async def calls(limit: Annotated[int, Query(ge=1, le=CALLS_PER_READ_MAX)] = 100) -> Response:
         """The latest first."""
-        return _json({"calls": observers.calls.latest(limit)})
+        return json_reply({"calls": observers.calls.latest(limit)})
 
     @app.get("/v1/calls/stream")
     async def stream(last_event_id: Annotated[str, Header()] = "") -> Response:
@@ -83,7 +83,7 @@ def _add_call_endpoints(app: FastAPI, observers: Observers) -> None:
         found = observers.calls.call(call_id)
         if found is None:
             return _not_found(f"The call {call_id!r} is not among the latest that the tracker keeps.", "call_not_found")
-        return _json(found)
+        return json_reply(found)
 
 
 def _add_text_endpoint(app: FastAPI, texts: CallTexts | None) -> None:
@@ -95,13 +95,9 @@ def _add_text_endpoint(app: FastAPI, texts: CallTexts | None) -> None:
         found = texts.text(call_id)
         if found is None:
             return _not_found(f"No text of the call {call_id!r} is kept: only of the latest calls.", "call_not_found")
-        return _json(found)
+        return json_reply(found)
 
 
 def _not_found(message: str, code: str) -> Response:
     error = HttpError(404, error_object(message, kind="invalid_request_error", code=code))
     return Response(error.body(), error.status, media_type="application/json")
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")

@@ -20,6 +20,7 @@ import structlog
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
+from meshnet_protocol.hosts import is_loopback
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.routes import Route
@@ -59,7 +60,7 @@ from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.route_policy import RoutePolicy
 from meshnet_tracker.router import Router
 from meshnet_tracker.routing_stats import RouteStatsStore
-from meshnet_tracker.settings import TrackerSettings, is_loopback
+from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.spans import writer_from_environment
 from meshnet_tracker.ticket_office import TicketOffice
 

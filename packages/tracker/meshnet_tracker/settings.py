@@ -1,6 +1,5 @@
 """Everything that can be set on a tracker, checked once where it is made."""
 
-import ipaddress
 import math
 import re
 import secrets
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from meshnet_protocol.hosts import is_loopback
 from meshnet_protocol.ids import ModelKey, WalletId
 from meshnet_protocol.messages import SharedFile
 from meshnet_tracker.candidates import ROUTE_CANDIDATES_MAX
@@ -166,11 +166,3 @@ class TrackerSettings:
             stats_half_life_s=self.route_stats_half_life_s,
             min_sample_tokens=self.route_min_sample_tokens,
         )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens on ``host``."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
