@@ -9,6 +9,7 @@ from meshnet_cli.errors import CommandError
 from meshnet_cli.keys import one_key
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_cache_dir, default_wallet
+from meshnet_cli.server_options import LogJson, TlsCa, TlsCert, TlsKey
 from meshnet_cli.tls import client_context, server_context
 from meshnet_node.server import run_node
 from meshnet_node.settings import NodeSettings
@@ -80,7 +81,10 @@ def node(
         int, typer.Option(envvar="MESHNET_CONTEXT_TOKENS", help="Longest chat, prompt and answer together, per slot.")
     ] = 4096,
     chunk_tokens: Annotated[
-        int, typer.Option(envvar="MESHNET_CHUNK_TOKENS", help="Prompt tokens computed at once between others' tokens.")
+        int,
+        typer.Option(
+            envvar="MESHNET_CHUNK_TOKENS", help="Prompt tokens computed at once, at most, between others' tokens."
+        ),
     ] = 128,
     queue: Annotated[
         int, typer.Option(envvar="MESHNET_QUEUE", help="Chats that may wait for a slot; more are sent elsewhere.")
@@ -147,18 +151,13 @@ def node(
             help="Trust tickets of this key only; the tracker logs it at start. Default: the key it greets with.",
         ),
     ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(envvar="MESHNET_TLS_CERT", help="Certificate chain (PEM) to serve https with.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="MESHNET_TLS_KEY", help="The certificate's key (PEM).")] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(envvar="MESHNET_TLS_CA", help="An authority (PEM) to trust beside the system's, in the mesh."),
-    ] = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
     cache_dir: Annotated[
         Path, typer.Option(envvar="MESHNET_CACHE_DIR", help="Where slices of model files are kept.")
     ] = CACHE_DIR_DEFAULT,
-    log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
+    log_json: LogJson = False,
 ) -> None:
     """Hold a range of a model's layers and serve them to a mesh.
 

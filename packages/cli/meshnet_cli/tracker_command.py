@@ -11,6 +11,7 @@ from meshnet_cli.errors import CommandError
 from meshnet_cli.keys import gather_keys, split_list
 from meshnet_cli.logs import configure_logs
 from meshnet_cli.paths import default_cache_dir, default_database, default_tracker_key
+from meshnet_cli.server_options import LogJson, TlsCa, TlsCert, TlsKey
 from meshnet_cli.tls import client_context, server_context
 from meshnet_node.model_catalog import whole_models
 from meshnet_node.wallet import load_or_create_key
@@ -186,15 +187,10 @@ def tracker(
         Path,
         typer.Option(envvar="MESHNET_TRACKER_KEY_FILE", help="Ed25519 key that signs tickets; made on first start."),
     ] = KEY_FILE_DEFAULT,
-    tls_cert: Annotated[
-        Path | None, typer.Option(envvar="MESHNET_TLS_CERT", help="Certificate chain (PEM) to serve https with.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(envvar="MESHNET_TLS_KEY", help="The certificate's key (PEM).")] = None,
-    tls_ca: Annotated[
-        Path | None,
-        typer.Option(envvar="MESHNET_TLS_CA", help="An authority (PEM) to trust beside the system's, in the mesh."),
-    ] = None,
-    log_json: Annotated[bool, typer.Option(envvar="MESHNET_LOG_JSON", help="Log JSON lines.")] = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_ca: TlsCa = None,
+    log_json: LogJson = False,
 ) -> None:
     """Serve the OpenAI-compatible endpoint and route chats over the nodes that join.
 
