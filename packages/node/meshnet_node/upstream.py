@@ -3,8 +3,8 @@
 That is how a machine room with vLLM, SGLang, Ollama or llama-server joins: the mesh sees one node that holds all
 layers. Requests go on in OpenAI's own dialect, and chunks come back as a head's (``upstream_dialect.py``). The model
 counts as one layer, because nobody can enter it in the middle. Nothing is known of its weights: its fingerprint is
-made of the name, so that two machine rooms with the same model stand in for each other, and never mix with shards
-of a file.
+made of name and context, so that two machine rooms with the same model stand in for each other, and never mix with
+shards of a file.
 """
 
 import asyncio
@@ -156,13 +156,14 @@ async def find_card(http: aiohttp.ClientSession, url: str, name: str | None, *, 
     chosen = name or next(iter(models))
     if chosen not in models:
         raise UpstreamError(f"{url} has no model {chosen!r}; it has: {', '.join(sorted(models))}")
+    context_tokens = _context_of(models[chosen])
     return ModelCard(
         name=chosen,
-        fingerprint=hashlib.sha256(f"upstream\n{chosen}".encode()).hexdigest(),
+        fingerprint=hashlib.sha256(f"upstream\n{chosen}\n{context_tokens}".encode()).hexdigest(),
         architecture="upstream",
         layer_count=ONE_LAYER.layer_count,
         hidden_size=1,
-        context_tokens=_context_of(models[chosen]),
+        context_tokens=context_tokens,
     )
 
 
