@@ -10,18 +10,17 @@ turn, pair by pair, on the same machine; figures are prompt tokens over the time
 import argparse
 import asyncio
 import json
-import tempfile
 from pathlib import Path
 
 import aiohttp
 
-from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.demo.processes import Mesh
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.model_source import resolve_model
 from meshnet_node.prompt import understand
 from meshnet_protocol.messages import HeadRequest
-from peers import chat_body, ratio_figures, stream_chat, whole_model_process
+from peers import chat_body, ratio_figures, stream_chat, two_nodes, whole_model_process
 
 TARGET = 1.6
 
@@ -63,12 +62,7 @@ def main() -> None:
     options = parser.parse_args()
     model = resolve_model(options.model)
     chunk = ["--chunk-tokens", str(options.chunk_tokens), "--exact", options.exact]
-    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), str(model)) as mesh:
-        mesh.start_tracker()
-        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0, options=chunk)
-        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0, options=chunk)
-        mesh.wait_node("first", entry_layers=[0])
-        mesh.wait_node("second", entry_layers=[options.cut])
+    with two_nodes(model, cut=options.cut, options=chunk) as mesh:
         prompt_tokens, rates = asyncio.run(measure(model, mesh, options))
     figures = {
         "prompt_tokens": prompt_tokens,

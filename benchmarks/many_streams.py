@@ -13,18 +13,16 @@ import argparse
 import asyncio
 import json
 import statistics
-import tempfile
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import aiohttp
 
 from long_prompt import long_prompt
-from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.demo.processes import Mesh
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.model_source import resolve_model
-from peers import PROMPT, Stream, chat_body, ratio_figures, stream_chat, whole_model_server
+from peers import PROMPT, Stream, chat_body, ratio_figures, stream_chat, two_nodes, whole_model_server
 
 CONTEXT_TOKENS = 2048
 TARGET = 1.1
@@ -80,15 +78,9 @@ def main() -> None:
     path = resolve_model(options.model)
     room = ["--slots", str(options.streams), "--context-tokens", str(CONTEXT_TOKENS)]
     with (
-        tempfile.TemporaryDirectory() as folder,
-        Mesh(Path(folder), free_port(0), str(path)) as mesh,
+        two_nodes(path, cut=options.cut, options=room) as mesh,
         whole_model_server(path, threads=2, slots=options.streams, context_tokens=CONTEXT_TOKENS) as peer_url,
     ):
-        mesh.start_tracker()
-        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0, options=room)
-        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0, options=room)
-        mesh.wait_node("first", entry_layers=[0])
-        mesh.wait_node("second", entry_layers=[options.cut])
         figures = asyncio.run(measure(mesh, peer_url, options))
     print(json.dumps({"benchmark": "many_streams", "streams": options.streams, **figures, "target": TARGET}))
 

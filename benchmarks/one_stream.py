@@ -11,18 +11,17 @@ import argparse
 import asyncio
 import json
 import statistics
-import tempfile
 from pathlib import Path
 
 import aiohttp
 
-from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.demo.processes import Mesh
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.model_source import resolve_model
 from meshnet_node.prompt import understand
 from meshnet_protocol.messages import HeadRequest
-from peers import Stream, chat_body, stream_chat, whole_model_process
+from peers import Stream, chat_body, stream_chat, two_nodes, whole_model_process
 
 
 async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
@@ -48,12 +47,7 @@ def main() -> None:
     parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
     options = parser.parse_args()
     model = resolve_model(options.model)
-    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), str(model)) as mesh:
-        mesh.start_tracker()
-        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0)
-        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0)
-        mesh.wait_node("first", entry_layers=[0])
-        mesh.wait_node("second", entry_layers=[options.cut])
+    with two_nodes(model, cut=options.cut) as mesh:
         results = asyncio.run(measure(model, mesh, options.pairs, options.tokens))
     report(results)
 

@@ -5,6 +5,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_protocol.messages import ChatChunk
 
 # Whoever stops a benchmark stops its processes too: their contexts are left.
@@ -41,6 +43,18 @@ class Stream:
     @property
     def decode_tokens_per_s(self) -> float:
         return (self.tokens - 1) / (self.total_s - self.first_s)
+
+
+@contextmanager
+def two_nodes(model: Path, *, cut: int, options: Sequence[str] = ()) -> Iterator[Mesh]:
+    """Our side: a tracker and two one-thread nodes of a model of 30 layers, the second from layer ``cut`` on."""
+    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), str(model)) as mesh:
+        mesh.start_tracker()
+        mesh.start_node("first", f"0-{cut - 1}", layer_delay_ms=0, options=options)
+        mesh.start_node("second", f"{cut}-29", layer_delay_ms=0, options=options)
+        mesh.wait_node("first", entry_layers=[0])
+        mesh.wait_node("second", entry_layers=[cut])
+        yield mesh
 
 
 class WholeModelProcess:

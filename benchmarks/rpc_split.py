@@ -9,16 +9,13 @@ the same two cores, the same cut. Both sides run in turn, round by round.
 import argparse
 import asyncio
 import json
-import tempfile
-from pathlib import Path
 
 import aiohttp
 
 from many_streams import CONTEXT_TOKENS, run_round
-from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.model_source import resolve_model
-from peers import ratio_figures
+from peers import ratio_figures, two_nodes
 from rpc_peer import rpc_split_server
 
 TARGETS = {"one": 1.3, "many": 2.0}
@@ -53,14 +50,8 @@ def main() -> None:
         rpc_split_server(
             path, worker_layers=30 - options.cut, slots=options.streams, context_tokens=CONTEXT_TOKENS
         ) as peer_url,
-        tempfile.TemporaryDirectory() as folder,
-        Mesh(Path(folder), free_port(0), str(path)) as mesh,
+        two_nodes(path, cut=options.cut, options=room) as mesh,
     ):
-        mesh.start_tracker()
-        mesh.start_node("first", f"0-{options.cut - 1}", layer_delay_ms=0, options=room)
-        mesh.start_node("second", f"{options.cut}-29", layer_delay_ms=0, options=room)
-        mesh.wait_node("first", entry_layers=[0])
-        mesh.wait_node("second", entry_layers=[options.cut])
         pairs = asyncio.run(measure(mesh.url, peer_url, options))
     for name, figures in pairs.items():
         line = {
