@@ -6,6 +6,7 @@ retired and its last session has gone. Segments that both generations share are 
 the system keeps their weights once even meanwhile.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +14,12 @@ from pathlib import Path
 from meshnet_node.engine.architectures import check_context, check_cut
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
+from meshnet_node.engine.huge_pages import settle_in_huge_pages
 from meshnet_node.engine.segment import Segment, SegmentSettings, SegmentShape
 from meshnet_node.errors import EntryLayerError
 from meshnet_protocol.layers import LayerRange
+
+log = logging.getLogger("meshnet.engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,4 +117,8 @@ def _load_segment(model: ModelFile, piece: LayerRange, options: EngineOptions) -
         gpu_layers=options.gpu_layers,
         is_exact=options.is_exact,
     )
-    return Segment(cached_slice(model, piece, options.cache_dir), shape, settings)
+    path = cached_slice(model, piece, options.cache_dir)
+    if not options.gpu_layers:
+        huge_bytes = settle_in_huge_pages(path)
+        log.info("%s: %.0f MB in huge pages", path.name, huge_bytes / 1e6)
+    return Segment(path, shape, settings)
