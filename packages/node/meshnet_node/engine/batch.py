@@ -68,6 +68,8 @@ def choose_batch(
     ``session_count``: open sessions; with more than one, prompts enter in small pieces.
     ``group_of``: the slots whose decode steps go with a slot's, itself among them.
     """
+    if len(ready) == 1 and ready[0].row_count == 1:  # nothing to choose: one user's steps
+        return Batch(ready[0].stage, (ready[0].slot,), 1)
     decode_steps = [rows for rows in ready if rows.row_count == 1]
     prompts = [rows for rows in ready if rows.row_count > 1]
     if prompts and (after_decode or not decode_steps):

@@ -60,6 +60,8 @@ class DecodeGroups:
         ``arrivals``: when each step came. Slots that others have waited for in vain are due no more.
         """
         held: dict[int, float] = {}
+        if len(self._members) < 2:
+            return held
         for group in {self.group_of(slot) for slot in arrivals}:
             here = group & arrivals.keys()
             missing = [slot for slot in group - here if self._members[slot].is_due]

@@ -124,7 +124,7 @@ class EngineLoop:
         steps = {rows.slot: self._busy[rows.slot].works[0].arrived_s for rows in ready if rows.row_count == 1}
         held = self._groups.held_until(steps, now)
         batch = choose_batch(
-            [rows for rows in ready if rows.slot not in held],
+            [rows for rows in ready if rows.slot not in held] if held else ready,
             rows_max=self._options.rows_max,
             after_decode=self._after_decode,
             session_count=len(self._session_slots),

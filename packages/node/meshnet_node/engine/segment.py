@@ -100,6 +100,7 @@ class Segment:
             raise
         self._memory = llama_cpp.llama_get_memory(self._context)
         self.vocabulary_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._logits_row = ctypes.c_float * self.vocabulary_size
         self._batch = _Batch(settings.rows_max, shape, position_planes=_position_planes(self._model, shape))
         self._is_open = True
 
@@ -114,15 +115,18 @@ class Segment:
         batch are then lost and must be forgotten, all others go on.
         """
         assert self._is_open
-        in_slot_order = sorted(inputs, key=lambda rows: rows.slot)
+        in_slot_order = inputs if len(inputs) == 1 else sorted(inputs, key=lambda rows: rows.slot)
         row_count = self._batch.fill(in_slot_order, all_outputs=self._tap is not None)
         if self._tap is not None:
             self._tap.arm(row_count)
         status = llama_cpp.llama_decode(self._context, self._batch.batch)
         if status != 0:
             raise DecodeError(f"llama.cpp could not compute {row_count} rows (status {status}): {take_errors()}")
-        results = dict(zip((rows.slot for rows in in_slot_order), self._results_of(in_slot_order), strict=True))
-        return [results[rows.slot] for rows in inputs]
+        results = self._results_of(in_slot_order)
+        if len(inputs) == 1:
+            return results
+        by_slot = dict(zip((rows.slot for rows in in_slot_order), results, strict=True))
+        return [by_slot[rows.slot] for rows in inputs]
 
     @property
     def can_rewind(self) -> bool:
@@ -147,20 +151,22 @@ class Segment:
 
     def _results_of(self, inputs: Sequence[SequenceRows]) -> list[RowsResult]:
         if self._tap is None:
-            ends = np.cumsum([rows.row_count for rows in inputs])
+            row_count = inputs[0].row_count
             return [
-                RowsResult(None, self._logits_at(int(end) - 1) if rows.wants_logits else None)
-                for rows, end in zip(inputs, ends, strict=True)
+                RowsResult(None, self._logits_at((number + 1) * row_count - 1) if rows.wants_logits else None)
+                for number, rows in enumerate(inputs)
             ]
         try:
             hidden = self._tap.take()
         except BufferError as error:
             raise DecodeError(f"llama.cpp gave {error}; this is a bug") from error
-        return [RowsResult(part, None) for part in np.split(hidden, len(inputs))]
+        row_count = inputs[0].row_count
+        return [RowsResult(hidden[start : start + row_count], None) for start in range(0, len(hidden), row_count)]
 
     def _logits_at(self, batch_row: int) -> FloatRows:
-        pointer = llama_cpp.llama_get_logits_ith(self._context, batch_row)
-        return np.ctypeslib.as_array(pointer, (self.vocabulary_size,))
+        address = ctypes.cast(llama_cpp.llama_get_logits_ith(self._context, batch_row), ctypes.c_void_p).value
+        assert address is not None
+        return np.frombuffer(self._logits_row.from_address(address), np.float32)
 
 
 class _Batch:
@@ -170,8 +176,9 @@ class _Batch:
         self._takes_tokens = shape.takes_tokens
         self._tokens = np.zeros(rows_max if shape.takes_tokens else 0, np.int32)
         self._hidden = np.zeros((0 if shape.takes_tokens else rows_max, shape.hidden_size), np.float32)
+        self._offsets = np.arange(rows_max, dtype=np.int32)
         self._positions = np.zeros(rows_max, np.int32)
-        self._planes = np.zeros(rows_max * position_planes, np.int32)
+        self._planes = self._positions if position_planes == 1 else np.zeros(rows_max * position_planes, np.int32)
         """What llama.cpp reads: the positions of all rows, once for every plane."""
         self._slots = np.zeros(rows_max, np.int32)
         self._slot_counts = np.ones(rows_max, np.int32)
@@ -200,20 +207,21 @@ class _Batch:
             else:
                 assert rows.hidden is not None
                 self._hidden[part] = rows.hidden
-            self._positions[part] = range(rows.position, rows.position + rows.row_count)
+            self._positions[part] = rows.position + self._offsets[: rows.row_count]
             self._slots[part] = rows.slot
             self._outputs[part] = all_outputs
             self._outputs[end - 1] = all_outputs or rows.wants_logits
-        self._fill_planes(end)
+        if self._planes is not self._positions:
+            self._fill_planes(end)
         self.batch.n_tokens = end
         return end
 
     def _fill_planes(self, row_count: int) -> None:
         """Text stands at the same place in time, height and width; the last plane of several is unused, and 0."""
         plane_count = len(self._planes) // len(self._positions)
-        for plane in range(max(1, plane_count - 1)):
+        for plane in range(plane_count - 1):
             self._planes[plane * row_count : (plane + 1) * row_count] = self._positions[:row_count]
-        self._planes[max(1, plane_count - 1) * row_count : plane_count * row_count] = 0
+        self._planes[(plane_count - 1) * row_count : plane_count * row_count] = 0
 
 
 def _pointer(array: npt.NDArray[Any], item: Any) -> Any:
