@@ -1,8 +1,10 @@
 """One stream over two one-thread nodes, against llama.cpp running the whole model with one thread.
 
 Two nodes work in turn for one stream, so the ceiling is the peer's own speed: 1.0 less what the link, the
-tracker and the stop in the middle of the graph cost. Both sides run in turn, pair by pair, on the same
-machine, with the same prompt and number of tokens; figures are end to end, the prompt's time included.
+tracker and the stop in the middle of the graph cost. The nodes bring their weights into huge pages, the peer's file is
+mapped as it was installed (in huge pages it takes some 10 % less, see ``huge_pages.py``). Both sides run in turn, pair
+by pair, on the same machine, with the same prompt and number of tokens; figures are end to end, the prompt's time
+included.
 
     uv run python benchmarks/one_stream.py [--pairs 7] [--tokens 128]
 """

@@ -1,7 +1,8 @@
 """One stream and many over two one-thread nodes, against llama.cpp's own split of the same model over RPC.
 
 The peer is llama-server with one thread and half of the layers on an RPC worker with one thread: the same kernels,
-the same two cores, the same cut. Both sides run in turn, round by round.
+the same two cores, the same cut. For one stream the two differ in what a step costs beside the computing only; for many
+the peer's halves work in turn and ours at the same time, on half batches. Both sides run in turn, round by round.
 
     uv run python benchmarks/rpc_split.py [--rounds 3] [--streams 8] [--tokens 64]
 """
