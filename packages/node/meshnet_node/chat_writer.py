@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import msgspec
 
-from meshnet_node.answer_parser import Content, Part, Thinking
+from meshnet_node.answer_parser import Content, Thinking, joined
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, UpstreamRefusalError
 from meshnet_node.head import Chat, ChatBegun, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd, PrefillProgress
 from meshnet_node.tool_format import ParsedCall
@@ -110,8 +110,8 @@ class ChatWriter:
             self._index, self._call_count = event.index, 0
         calls = [self._call(part) for part in event.parts if isinstance(part, ParsedCall)]
         return Delta(
-            content=_joined(event.parts, Content),
-            reasoning_content=_joined(event.parts, Thinking),
+            content=joined(event.parts, Content),
+            reasoning_content=joined(event.parts, Thinking),
             tool_calls=calls,
         )
 
@@ -147,10 +147,6 @@ def error_body(error: NodeError) -> dict[str, str | None]:
         "culprit": culprit,
         "reporter": reporter,
     }
-
-
-def _joined(parts: Sequence[Part], kind: type[Content] | type[Thinking]) -> str | None:
-    return "".join(part.text for part in parts if isinstance(part, kind)) or None
 
 
 def _logprobs(entries: Sequence[ContentLogprob]) -> ChoiceLogprobs | None:

@@ -244,7 +244,8 @@ class Chat:
 
     def _limit(self, index: int) -> int:
         room = self.context_tokens - len(self._prompt(index))
-        return room if self.request.max_tokens is None else min(self.request.max_tokens, room)
+        limit = self.request.max_tokens
+        return room if limit is None or limit < 0 else min(limit, room)
 
     def _note(self, choice: Choice) -> None:
         for reply in choice.replies:
