@@ -75,7 +75,8 @@ def understand(
         try:
             check_grammar(work.grammar)
         except GrammarError as error:
-            raise error.about("grammar" if request.grammar else None) from error
+            shape = "tools" if request.response_schema is None else "response_format"
+            raise error.about("grammar" if request.grammar else shape) from error
     return work
 
 
