@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
-from meshnet_node.server import NodeIdentity
+from meshnet_node.member_life import NodeIdentity
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.upstream import Upstream, find_card
