@@ -1,6 +1,7 @@
 """``meshnet model``: which models are here, fetching layers ahead of time, and what a cut would need."""
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
 from meshnet_cli.keys import one_key
 from meshnet_cli.node_command import parse_layers
@@ -100,10 +101,13 @@ def pull_model(
 
     Example: meshnet model pull someone/Some-Model-GGUF:some-model-q8_0.gguf --layers 0-15
     """
-    with progress_on_terminal() as progress:
-        path = pull(
-            open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress), layers, cache_dir
-        )
+    try:
+        with progress_on_terminal() as progress:
+            opened = open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress)
+            path = pull(opened, layers, cache_dir)
+    except KeyboardInterrupt:
+        print("Interrupted. The same command goes on where this one was.", file=sys.stderr)
+        raise
     print(path)
 
 
@@ -171,11 +175,20 @@ def progress_on_terminal() -> Iterator[ReportProgress]:
     if not console.is_terminal:
         yield log_progress
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+    with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bars:
 
         def bar(what: str) -> Callable[[int, int], None]:
-            task = bars.add_task(what, total=None)
-            return lambda done, total: bars.update(task, completed=done, total=total)
+            """Only when something is fetched, and with what was here before out of the speed."""
+            task: TaskID | None = None
+
+            def report(done: int, total: int) -> None:
+                nonlocal task
+                if task is None:
+                    # A line of its own: beside a long name, 80 columns have no room for a bar.
+                    bars.console.print(what, markup=False, highlight=False, soft_wrap=True)
+                    task = bars.add_task(what, completed=done)
+                bars.update(task, completed=done, total=total)
+
+            return report
 
         yield bar
