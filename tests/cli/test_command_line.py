@@ -43,6 +43,28 @@ def test_without_a_word_the_commands_are_listed_line_by_line(words: list[str]) -
     assert "\nCommands:\n" in done.stderr
 
 
+@pytest.mark.parametrize("words", [["bench"], ["model"]], ids=" ".join)
+def test_a_narrow_terminal_cuts_no_commands_description_short(words: list[str]) -> None:
+    described = meshnet(*words, COLUMNS="80").stderr.partition("Commands:")[2]
+
+    assert described.strip()
+    assert "..." not in described
+
+
+def test_models_are_listed_a_line_each_and_so_are_their_paths(tmp_path: Path) -> None:
+    (tmp_path / "slices").mkdir()
+    kept = tmp_path / "slices" / "Some-Rather-Long-Name-70B-Instruct-Q4_K_M-0123456789abcdef-v3-40-79.gguf"
+    kept.write_bytes(b"x" * 5_000_000)
+    here = {"MESHNET_CACHE_DIR": str(tmp_path), "COLUMNS": "80"}
+
+    lines = meshnet("model", "list", **here).stdout.splitlines()
+    paths = meshnet("model", "list", "--paths", **here).stdout.splitlines()
+
+    (row,) = (line.split() for line in lines if "Rather" in line)
+    assert row == ["Some-Rather-Long-Name-70B-Instruct-Q4_K_M@0123456789ab", "40-79", "layers", "5", "MB"]
+    assert [line.split(maxsplit=2)[-1] for line in paths[-1:]] == [str(kept)]
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert meshnet("--version").stdout == f"meshnet {version('meshnet-cli')}\n"
 

@@ -55,8 +55,9 @@ def test_the_smaller_limit_counts_and_zero_is_zero(
     assert last["finish_reason"] == "length"
 
 
-def test_a_limit_beyond_the_context_is_cut_down_to_it(endpoint: Endpoint) -> None:
-    assert endpoint.chat(max_tokens=10**12).choice["finish_reason"] == "stop"
+@pytest.mark.parametrize("limit", [10**12, -1])
+def test_a_limit_beyond_the_context_is_cut_down_to_it_and_minus_one_is_none(endpoint: Endpoint, limit: int) -> None:
+    assert endpoint.chat(max_tokens=limit).choice["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize("stop", ["Paris", ["Paris"], ["zzz", "", "aris", "Paris", "yyy", "xxx"]])

@@ -52,6 +52,19 @@ def test_json_object_makes_any_object(endpoint: Endpoint) -> None:
     assert isinstance(json.loads(text), dict)
 
 
+@pytest.mark.parametrize("cut", [{"max_tokens": 1}, {"max_tokens": 3}, {"max_tokens": 12}, {"stop": "_call"}])
+def test_the_beginning_of_a_required_call_that_was_cut_short_never_shows(
+    endpoint: Endpoint, cut: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", **cut}
+    whole = endpoint.chat(QUESTION, **asked).choice
+    streamed = endpoint.chat(QUESTION, **asked, stream=True)
+
+    assert whole["message"] == {"role": "assistant", "content": ""}
+    assert whole["finish_reason"] == ("stop" if "stop" in cut else "length")
+    assert streamed.joined() == ""
+
+
 def test_a_required_call_is_made_on_every_route_streamed_or_not(endpoint: Endpoint) -> None:
     """By a model whose own template knows no tools."""
     calls = []

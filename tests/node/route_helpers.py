@@ -15,10 +15,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from meshnet_node.admission import Admission
 from meshnet_node.engine.api import Engine
+from meshnet_node.http_face import bind, serving
 from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
+from meshnet_node.member_life import NodeIdentity
 from meshnet_node.relay import greeting_of
-from meshnet_node.server import NodeApp, NodeIdentity, bind, serving
+from meshnet_node.server import NodeApp
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.wallet import Wallet

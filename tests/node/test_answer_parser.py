@@ -76,6 +76,20 @@ def test_an_answer_is_the_same_however_its_text_is_cut(case: Case, cuts: list[in
     assert parsed(tool_format, list(text)) == expected
 
 
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [(HERMES, f"<tool_call>\n{CALL}\n</tool_call>"), (MISTRAL, f"[TOOL_CALLS][{CALL}]"), (LLAMA3, PARAMETERS_CALL)],
+)
+def test_of_a_call_that_had_to_be_made_and_was_cut_short_nothing_shows(tool_format: ToolFormat, text: str) -> None:
+    """Wherever a token limit or a stop string cuts it."""
+    for end in range(len(text) + 1):
+        parser = AnswerParser(tool_format=tool_format, tools=TOOLS, must_call=True)
+        parts = [part for piece in text[:end] for part in parser.push(piece)] + parser.finish()
+
+        assert parts in ([], [LOOK])
+    assert parts == [LOOK]
+
+
 @given(st.text(alphabet="a <>tolcink_/{}\n", max_size=60))
 def test_text_without_marks_comes_out_as_it_went_in(text: str) -> None:
     parts = parsed(HERMES, list(text))

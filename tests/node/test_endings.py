@@ -16,9 +16,9 @@ from aiohttp import web
 
 from meshnet_node import link
 from meshnet_node.engine.thread import Engine
+from meshnet_node.http_face import bind, serving
 from meshnet_node.link import LINK_PATH
 from meshnet_node.relay import greeting_of
-from meshnet_node.server import bind, serving
 from meshnet_protocol.frames import encode_frame
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange

@@ -1,6 +1,7 @@
 """Grammars and what the tail's sampler makes of them, with the real model's vocabulary."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,15 @@ from meshnet_node.engine.grammar import (
     GRAMMAR_BYTES_MAX,
     GRAMMAR_DEPTH_MAX,
     GRAMMAR_RULES_MAX,
+    GrammarWriter,
     check_grammar,
     grammar_of_schema,
+)
+from meshnet_node.engine.json_schema import (
+    OPTIONAL_PROPERTIES_MAX,
+    REPETITIONS_MAX,
+    SCHEMA_DEPTH_MAX,
+    SCHEMA_PARTS_MAX,
 )
 from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.vocabulary import Vocabulary
@@ -65,16 +73,132 @@ def test_noise_under_a_schema_is_json_of_it(vocabulary: Vocabulary, schema: dict
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ({"$ref": "#/nowhere"}, "cannot be turned"),
-        ({"$ref": "https://example.com/schema.json"}, "not allowed"),
-        ({"type": "wizard"}, "wizard"),
+        ({"$ref": "#/nowhere"}, "which is not in it"),
+        ({"$ref": "#"}, "leads back to itself"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}, "back to itself"),
+        ({"$ref": "https://example.com/schema.json"}, "nothing is fetched"),
+        ({"$ref": "http://example.com/schema.json"}, "nothing is fetched"),
+        ({"$ref": "other.json"}, "'#/[$]defs/NAME'"),
+        ({"$ref": 5}, "'#/[$]defs/NAME'"),
+        ({"type": "wizard"}, "'wizard'; there are object, array"),
+        ({"type": ["string", 5]}, "the type 5; there are"),
+        ({"not": {"type": "string"}}, "give it a 'type'"),
         ({"properties": {"a": 1}}, "where a schema must be"),
-        ({"type": "string", "pattern": "("}, "cannot be turned"),
+        ({"properties": [1]}, "must be an object"),
+        ({"type": "object", "properties": {"a": True}, "required": 5}, "must be an array"),
+        ({"type": "string", "pattern": "("}, "begin with [^] and end with [$]"),
+        ({"type": "string", "pattern": "^(?=a)b$"}, "looking ahead or back is not"),
+        ({"type": "string", "maxLength": REPETITIONS_MAX + 1}, f"use 0 to {REPETITIONS_MAX}"),
+        ({"type": "array", "items": True, "minItems": -1}, f"use 0 to {REPETITIONS_MAX}"),
+        ({"type": "string", "minLength": 5, "maxLength": 4}, "above"),
+        ({"enum": []}, "empty 'enum'"),
+        ({"anyOf": []}, "empty 'anyOf'"),
     ],
 )
-def test_a_schema_that_cannot_be_followed_says_why(schema: dict[str, Any], message: str) -> None:
+def test_a_schema_that_cannot_be_followed_says_what_to_do(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as refusal:
+        grammar_of_schema(schema)
+    assert not re.search("allow-fetch|object has no|Unsupported|recursion|visit", str(refusal.value))
+
+
+def object_of(count: int, **rest: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(count)}, **rest}
+
+
+def nested(depth: int, inner: dict[str, Any]) -> dict[str, Any]:
+    for _ in range(depth):
+        inner = {"type": "object", "properties": {"a": inner}}
+    return inner
+
+
+def chained(length: int) -> dict[str, Any]:
+    links = {f"d{n}": {"type": "array", "items": {"$ref": f"#/$defs/d{n + 1}"}} for n in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (object_of(OPTIONAL_PROPERTIES_MAX + 1), f"at most {OPTIONAL_PROPERTIES_MAX} can be"),
+        (object_of(5000), f"at most {OPTIONAL_PROPERTIES_MAX} can be"),
+        (object_of(5000, required=[f"p{n}" for n in range(5000)]), f"more than {SCHEMA_PARTS_MAX} properties"),
+        (nested(SCHEMA_DEPTH_MAX, {"type": "null"}), f"more than {SCHEMA_DEPTH_MAX} levels"),
+        (chained(450), "too deep where its references lead"),
+    ],
+)
+def test_a_schema_of_any_size_is_refused_by_the_limit_that_it_exceeds(schema: dict[str, Any], message: str) -> None:
     with pytest.raises(GrammarError, match=message):
         grammar_of_schema(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(SCHEMA_DEPTH_MAX - 2, object_of(OPTIONAL_PROPERTIES_MAX)),
+        object_of(SCHEMA_PARTS_MAX - 1, required=[f"p{n}" for n in range(SCHEMA_PARTS_MAX)]),
+        {"type": "string", "minLength": 2, "maxLength": REPETITIONS_MAX},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": REPETITIONS_MAX},
+        chained(50),
+    ],
+)
+def test_a_schema_just_inside_the_limits_is_taken(vocabulary: Vocabulary, schema: dict[str, Any]) -> None:
+    check_grammar(vocabulary.handle, grammar_of_schema(schema))
+
+
+TREE = {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}, "required": ["next"]}
+TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (TREE, '{"next": {"next": null}}', '{"next": 1}'),
+        ({"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"const": "c"}}}, '"c"', '"d"'),
+        ({"allOf": [{"$ref": "#/$defs/e"}], "$defs": {"e": {"enum": ["x"]}}}, '"x"', "{}"),
+        ({"enum": ['say "hi"', "back\\slash", "é", 5, None]}, '"say \\"hi\\""', '"say '),
+        ({"enum": ["back\\slash"]}, '"back\\\\slash"', '"back\\slash"'),
+        ({"type": ["string", "null"], "enum": ["a", None]}, "null", '"b"'),
+        (TYPED_LIST, '{"a": 1}', '{"a": 2}'),
+        ({"type": "string", "maxLength": 300}, f'"{"x" * 300}"', f'"{"x" * 301}"'),
+        ({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 3}, "[1, 1, 1]", "[1]"),
+        ({"type": "array", "items": {"const": 1}, "maxItems": 0}, "[]", "[1]"),
+        ({"type": "string", "pattern": r"^\d{3}-\w+\.(com|org)$"}, '"123-a_b.org"', '"123-a_b,org"'),
+        ({"type": "string", "pattern": r"^[\w.\-+]+@\S{2,150}$"}, '"a-b+c@de"', '"a b@de"'),
+    ],
+)
+def test_a_schemas_grammar_takes_what_follows_it_and_nothing_else(
+    vocabulary: Vocabulary, schema: dict[str, Any], good: str, bad: str
+) -> None:
+    sampling = Sampling(temperature=0, grammar=grammar_of_schema(schema))
+
+    assert follows(vocabulary, sampling, good)
+    assert not follows(vocabulary, sampling, bad)
+
+
+def test_references_of_one_name_in_two_tools_mean_different_things(vocabulary: Vocabulary) -> None:
+    writer = GrammarWriter()
+    rules = [
+        writer.add_schema({"properties": {"a": {"$ref": "#/$defs/Item"}}, "required": ["a"], "$defs": {"Item": item}})
+        for item in ({"const": 1}, {"const": 2})
+    ]
+    sampling = Sampling(temperature=0, grammar=writer.write(" ".join(rules)))
+
+    assert follows(vocabulary, sampling, '{"a": 1}{"a": 2}')
+    assert not follows(vocabulary, sampling, '{"a": 1}{"a": 1}')
+
+
+def follows(vocabulary: Vocabulary, sampling: Sampling, text: str) -> bool:
+    """Whether the grammar lets all of the text be drawn, and then lets it end."""
+    sampler = TokenSampler(sampling, vocabulary)
+    for position, character in enumerate(text.encode()):
+        logits = np.zeros(vocabulary.size, np.float32)
+        (token,) = vocabulary.tokenize(bytes([character]).decode(), add_special=False, parse_special=False)
+        logits[token] = 10
+        if sampler.draw(logits, position=position).token_id != token:
+            return False
+    logits = np.zeros(vocabulary.size, np.float32)
+    logits[vocabulary.end_token] = 10
+    return vocabulary.is_end(sampler.draw(logits, position=len(text)).token_id)
 
 
 def test_a_schema_that_nests_without_end_is_refused() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshnet_node.engine.api import SLICE_FORMAT
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.memory import available_memory, check_memory, memory_need
 from meshnet_node.engine.shard import load_generation
@@ -90,6 +91,13 @@ def test_both_sides_of_a_cut_are_shown_and_impossible_cuts_explained(tmp_path: P
 def test_pulled_layers_are_listed(model: ModelFile, tmp_path: Path) -> None:
     path = pull(model, LayerRange(3, 4), tmp_path)
 
-    kinds = {file.path: file.kind for file in kept_files(tmp_path)}
+    older = path.with_name(path.name.replace(f"-v{SLICE_FORMAT}-", f"-v{SLICE_FORMAT - 1}-"))
+    older.touch()
+    found = {file.path: (file.name, file.kind, file.layers) for file in kept_files(tmp_path)}
+    model_key = model.card(tmp_path).model_key
 
-    assert kinds == {model.path: "package", path: "layers"}
+    assert found == {
+        model.path: ("smollm2", "package", "all"),
+        path: (model_key, "layers", "3-4"),
+        older: (model_key, "outdated", "3-4"),
+    }

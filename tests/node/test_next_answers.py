@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 
 from meshnet_node.errors import NoFreeSlotError
-from meshnet_node.head import Chat
+from meshnet_node.head import HeadChat
 from meshnet_node.prompt import Work
 from meshnet_protocol.ids import ModelKey, NodeId, SessionId
 from meshnet_protocol.messages import HeadRequest, PlannedHop, RoutePlan
@@ -28,7 +28,7 @@ class FullHops:
 async def test_an_answer_that_gets_no_slot_says_so_before_the_tracker_takes_the_head_for_dead() -> None:
     plan = RoutePlan(session_id=SessionId("s"), model_key=ModelKey("m@1"), hops=(ALONE,), token_timeout_s=0.2)
     hops: Any = FullHops()
-    chat = Chat(hops, plan, HeadRequest(n=2), Work(((1,),), "", None), AsyncExitStack(), context_tokens=100)
+    chat = HeadChat(hops, plan, HeadRequest(n=2), Work(((1,),), "", None), AsyncExitStack(), context_tokens=100)
     answers = chat.stream()
     await anext(answers)  # the chat has begun, and waits for its next answer's slot from here on
 

@@ -16,13 +16,13 @@ from aiohttp import web
 from meshnet_node.engine.api import Engine, EngineOptions
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.errors import LinkError, RemoteHopError
+from meshnet_node.http_face import bind, serving
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
 from meshnet_node.model_source import resolve_model
 from meshnet_node.relay import HopService, greeting_of
-from meshnet_node.server import bind, serving
 from meshnet_protocol.frames import (
     CloseSession,
     Greeting,

@@ -14,7 +14,7 @@ from aiohttp.test_utils import TestServer
 
 from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import UpstreamError, UpstreamRefusalError
-from meshnet_node.server import NodeIdentity
+from meshnet_node.member_life import NodeIdentity
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_trust import TrackerTrust
 from meshnet_node.upstream import Upstream, find_card
@@ -86,6 +86,10 @@ def texts_of(chunks: list[ChatChunk]) -> dict[int, str]:
     for choice in (choice for chunk in chunks for choice in chunk.choices):
         texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
     return texts
+
+
+def thoughts_of(chunks: list[ChatChunk]) -> str:
+    return "".join(choice.delta.reasoning_content or "" for chunk in chunks for choice in chunk.choices)
 
 
 def ends_of(chunks: list[ChatChunk]) -> list[tuple[int, str]]:
@@ -190,6 +194,48 @@ async def test_tool_calls_in_pieces_leave_whole_and_thinking_apart() -> None:
         ("c1", "f", '{"a": 1}')
     ]
     assert ends_of(chunks) == [(0, "tool_calls")]
+
+
+THOUGHTFUL = "<think>\nLet me see, 1 < 2.\n</think>\n\nYes, <b>it is</b>."
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, len(THOUGHTFUL)])
+async def test_thoughts_in_the_text_are_taken_out_of_it_wherever_it_is_cut(size: int) -> None:
+    vendor = Vendor()
+    pieces = [THOUGHTFUL[start : start + size] for start in range(0, len(THOUGHTFUL), size)]
+    vendor.stream = b"".join(event({"delta": {"content": piece}}) for piece in pieces)
+    vendor.stream += event({"delta": {}, "finish_reason": "stop"}) + END
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream)
+        told = await chat(upstream, prompts=["a"])
+
+    assert thoughts_of(chunks) == "Let me see, 1 < 2."
+    assert texts_of(chunks) == {0: "Yes, <b>it is</b>."}
+    assert ends_of(chunks) == [(0, "stop")]
+    assert usage_of(chunks).completion_tokens == len(pieces)
+    assert (texts_of(told), thoughts_of(told)) == ({0: THOUGHTFUL}, "")
+
+
+async def test_thoughts_without_an_end_and_half_a_mark_come_out_as_what_they_are() -> None:
+    vendor = Vendor()
+    async with upstream_of(vendor) as upstream:
+        vendor.stream = event({"delta": {"content": "<think>so </thi"}, "finish_reason": "length"}) + END
+        unfinished = await chat(upstream)
+        vendor.stream = event({"delta": {"content": "<thin"}, "finish_reason": "length"}) + END
+        half = await chat(upstream)
+
+    assert (thoughts_of(unfinished), texts_of(unfinished)[0]) == ("so </thi", "")
+    assert (thoughts_of(half), texts_of(half)[0]) == ("", "<thin")
+
+
+async def test_a_server_that_tells_thoughts_apart_is_believed() -> None:
+    vendor = Vendor()
+    vendor.stream = event({"delta": {"content": "<"}}) + event({"delta": {"reasoning_content": "hm"}})
+    vendor.stream += event({"delta": {"content": "think> is a tag"}}) + END
+    async with upstream_of(vendor) as upstream:
+        chunks = await chat(upstream)
+
+    assert (thoughts_of(chunks), texts_of(chunks)[0]) == ("hm", "<think> is a tag")
 
 
 async def test_no_tokens_at_all_are_not_asked_for() -> None:

@@ -73,6 +73,7 @@ def test_a_setting_that_makes_no_sense_is_refused_by_its_flag(changes: dict[str,
 def test_a_node_is_known_by_machine_and_port_unless_it_is_named() -> None:
     assert settings().instance_name(8091).endswith("-8091")
     assert settings(instance="gpu-box").instance_name(8091) == "gpu-box"
+    assert settings(instance="GPU-Box").instance_name(8091) == "gpu-box"
 
 
 def test_only_a_node_on_loopback_that_no_proxy_makes_public_is_private() -> None:

@@ -58,6 +58,17 @@ async def test_what_a_node_says_of_its_slots_and_its_exactness_is_shown() -> Non
     assert shown["exactness"] == {"mode": "auto", "is_exact": True, "class_id": "c1", "description": "a build"}
 
 
+@pytest.mark.parametrize("asked", ["", "?model=", "?model=tiny"])
+async def test_the_routing_table_of_no_model_is_that_of_all(asked: str) -> None:
+    async with running_tracker() as tracker:
+        owner = NodeVoice(tracker.url)
+        await owner.say("register", make_registration("node", "0-39", wallet=owner.wallet))
+        status, table, _ = await ask(tracker, f"/v1/routing{asked}")
+
+    assert status == 200
+    assert len(table["models"]) == 1
+
+
 async def test_a_node_registers_beats_and_leaves() -> None:
     async with running_tracker(heartbeat_period_s=5.0) as tracker:
         owner = NodeVoice(tracker.url)

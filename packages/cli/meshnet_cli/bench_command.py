@@ -49,8 +49,9 @@ def routing(
         Path | None, typer.Option("--plot", help="Folder for pictures; needs matplotlib (uv sync --group plots).")
     ] = None,
 ) -> None:
-    """Run policies through the same simulated hours and compare them; without options, a short set.
+    """Compare routing policies in simulated time.
 
+    All run through the same simulated hours; without options, a short set of them.
     The last line of the output is one JSON object with every figure.
 
     Example: meshnet bench routing --topology B --scenario slow-down --policy all --seeds 20 --minutes 60

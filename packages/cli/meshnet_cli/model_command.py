@@ -1,15 +1,16 @@
 """``meshnet model``: which models are here, fetching layers ahead of time, and what a cut would need."""
 
 import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TimeRemainingColumn, TransferSpeedColumn
 
 from meshnet_cli.keys import one_key
 from meshnet_cli.node_command import parse_layers
@@ -17,7 +18,7 @@ from meshnet_cli.paths import default_cache_dir, default_wallet
 from meshnet_cli.tables import add_row, plain_table
 from meshnet_cli.tls import context_of_environment
 from meshnet_node.engine.api import EngineOptions, megabytes
-from meshnet_node.model_catalog import default_cuts, delete, kept_files, needs_at, pull, unused_files
+from meshnet_node.model_catalog import KeptFile, default_cuts, delete, kept_files, needs_at, pull, unused_files
 from meshnet_node.model_source import open_model
 from meshnet_node.sources.progress import log_progress
 from meshnet_node.sources.remote import ReportProgress
@@ -56,18 +57,32 @@ def _reads(tracker: str, model: str) -> TrackerReads:
 
 
 @model_app.command("list")
-def list_models(cache_dir: CacheDir = CACHE_DIR_DEFAULT) -> None:
+def list_models(
+    paths: Annotated[
+        bool, typer.Option("--paths", envvar="MESHNET_PATHS", help="Only say where each file is, one a line.")
+    ] = False,
+    cache_dir: CacheDir = CACHE_DIR_DEFAULT,
+) -> None:
     """Show the models, and layers of models, that are on this machine."""
     files = kept_files(cache_dir)
-    table = plain_table("models on this machine")
-    for column in ("model", "kind", "size", "file"):
-        table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
-    for file in files:
-        add_row(table, file.name, file.kind, megabytes(file.byte_count), str(file.path))
-    if files:
-        Console().print(table)
-    else:
+    if not files:
         print("No model is here yet. Fetch one: meshnet model pull owner/repository:file.gguf --layers 0-15")
+    elif paths:
+        _print_paths(files)
+    else:
+        table = plain_table("models on this machine")
+        table.add_column("model", overflow="fold")
+        for column in ("layers", "kind", "size"):
+            table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
+        for file in files:
+            add_row(table, file.name, file.layers, file.kind, megabytes(file.byte_count))
+        Console().print(table)
+        print(f"Layers and downloads are kept in {cache_dir}; --paths lists each file.")
+
+
+def _print_paths(files: Iterable[KeptFile]) -> None:
+    for file in files:
+        print(f"{megabytes(file.byte_count):>10}  {file.path}")
 
 
 @model_app.command("pull")
@@ -86,10 +101,13 @@ def pull_model(
 
     Example: meshnet model pull someone/Some-Model-GGUF:some-model-q8_0.gguf --layers 0-15
     """
-    with progress_on_terminal() as progress:
-        path = pull(
-            open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress), layers, cache_dir
-        )
+    try:
+        with progress_on_terminal() as progress:
+            opened = open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=progress)
+            path = pull(opened, layers, cache_dir)
+    except KeyboardInterrupt:
+        print("Interrupted. The same command goes on where this one was.", file=sys.stderr)
+        raise
     print(path)
 
 
@@ -103,10 +121,12 @@ def prune_models(
     ] = False,
     cache_dir: CacheDir = CACHE_DIR_DEFAULT,
 ) -> None:
-    """Delete layers and downloads that no node here has loaded for long. Nodes make or fetch them again."""
+    """Delete layers that no node here has loaded for long.
+
+    Downloads, too. Nodes make or fetch them again.
+    """
     files = unused_files(cache_dir, since=time.time() - days * DAY_S)
-    for file in files:
-        print(f"{megabytes(file.byte_count):>10}  {file.path}")
+    _print_paths(files)
     freed = sum(file.byte_count for file in files) if dry_run else delete(files)
     print(f"{megabytes(freed)} {'could be freed' if dry_run else 'freed'}")
 
@@ -125,7 +145,10 @@ def inspect_model(
     cache_dir: CacheDir = CACHE_DIR_DEFAULT,
     tracker: Tracker = "http://127.0.0.1:8090",
 ) -> None:
-    """Show what a model is, and what the two sides of a cut would need in memory. Fetches its header only."""
+    """Show what a model is, and the memory that a cut would need.
+
+    Fetches its header only.
+    """
     opened = open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=log_progress)
     options = EngineOptions(cache_dir, slots=slots, context_tokens=context_tokens)
     needs = needs_at(opened, cut or default_cuts(opened), options)
@@ -152,11 +175,20 @@ def progress_on_terminal() -> Iterator[ReportProgress]:
     if not console.is_terminal:
         yield log_progress
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as bars:
+    with Progress(BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console) as bars:
 
         def bar(what: str) -> Callable[[int, int], None]:
-            task = bars.add_task(what, total=None)
-            return lambda done, total: bars.update(task, completed=done, total=total)
+            """Only when something is fetched, and with what was here before out of the speed."""
+            task: TaskID | None = None
+
+            def report(done: int, total: int) -> None:
+                nonlocal task
+                if task is None:
+                    # A line of its own: beside a long name, 80 columns have no room for a bar.
+                    bars.console.print(what, markup=False, highlight=False, soft_wrap=True)
+                    task = bars.add_task(what, completed=done)
+                bars.update(task, completed=done, total=total)
+
+            return report
 
         yield bar

@@ -5,9 +5,11 @@ they are known to be what they are.
       └──── anything else ────────────────────────>┘
 
 Text that might still become a marker is held back, and comes out as what it was when it does not. A call
-that turns out to be none is content.
+that turns out to be none is content, unless the answer had to be a call: then it is one that was cut short, and
+nobody can use its beginning.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -30,6 +32,11 @@ class Content:
 Part = Thinking | Content | ParsedCall
 
 
+def joined(parts: Sequence[Part], kind: type[Thinking] | type[Content]) -> str | None:
+    """All text of one kind; None if there is none."""
+    return "".join(part.text for part in parts if isinstance(part, kind)) or None
+
+
 class _State(Enum):
     START = auto()
     THINKING = auto()
@@ -46,11 +53,18 @@ class AnswerParser:
     """One answer's parser. ``tools``: names that may be called, in ``tool_format``."""
 
     def __init__(
-        self, *, tool_format: ToolFormat | None = None, tools: frozenset[str] = frozenset(), closing: str | None = None
+        self,
+        *,
+        tool_format: ToolFormat | None = None,
+        tools: frozenset[str] = frozenset(),
+        must_call: bool = False,
+        closing: str | None = None,
     ) -> None:
-        """``closing``: the answer begins inside its thinking, which ends there."""
+        """``must_call``: a grammar lets nothing but a call be drawn. ``closing``: the answer begins inside its
+        thinking, which ends there."""
         self._format = tool_format if tools else None
         self._tools = tools
+        self._must_call = must_call
         self._closing = closing or ""
         self._state = _State.THINKING if closing else _State.START
         self._held = ""
@@ -81,7 +95,7 @@ class AnswerParser:
                     self._show(parts, is_last)
                 case _State.CALL:
                     self._call(parts, is_last)
-        return parts
+        return [part for part in parts if not (self._must_call and isinstance(part, Content))]
 
     def _start(self, is_last: bool) -> None:
         text = self._held.lstrip()

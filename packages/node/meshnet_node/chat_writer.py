@@ -12,9 +12,9 @@ from uuid import uuid4
 
 import msgspec
 
-from meshnet_node.answer_parser import Content, Part, Thinking
+from meshnet_node.answer_parser import Content, Thinking, joined
 from meshnet_node.errors import LinkError, NodeError, RemoteHopError, RequestError, UpstreamRefusalError
-from meshnet_node.head import Chat, ChatBegun, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd, PrefillProgress
+from meshnet_node.head import ChatBegun, ChatEnd, ChatEvent, ChoiceDelta, ChoiceEnd, HeadChat, PrefillProgress
 from meshnet_node.tool_format import ParsedCall
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import (
@@ -28,6 +28,7 @@ from meshnet_protocol.messages import (
     ToolCallDelta,
     Usage,
 )
+from meshnet_protocol.whole_choice import WholeChoice
 
 
 class ChatWriter:
@@ -41,37 +42,30 @@ class ChatWriter:
         self._index = -1
         self._call_count = 0
 
-    async def write(self, chat: Chat) -> AsyncGenerator[bytes, None]:
+    async def write(self, chat: HeadChat) -> AsyncGenerator[bytes, None]:
         """The stream's events, but its last."""
         async with aclosing(chat.stream()) as events:
             async for event in events:
                 for chunk in self._chunks(event):
                     yield b"data: " + msgspec.json.encode(chunk) + b"\n\n"
 
-    async def collect(self, chat: Chat) -> bytes:
+    async def collect(self, chat: HeadChat) -> bytes:
         """All answers as one ``chat.completion`` object."""
-        choices: dict[int, dict[str, Any]] = {}
-        usage: Usage | None = None
+        choices: dict[int, WholeChoice] = {}
+        usage: Usage | msgspec.UnsetType = msgspec.UNSET
         async with aclosing(chat.stream()) as events:
             async for event in events:
-                match event:
-                    case ChoiceDelta(index):
-                        gathered = choices.setdefault(index, {"deltas": [], "logprobs": []})
-                        gathered["deltas"].append(self._delta(event))
-                        gathered["logprobs"] += event.logprobs
-                    case ChoiceEnd(index, finish_reason):
-                        choices[index]["finish_reason"] = finish_reason
-                    case ChatEnd():
-                        usage = event.usage
-                    case ChatBegun() | PrefillProgress():
-                        pass
+                for chunk in self._chunks(event):
+                    usage = chunk.usage or usage
+                    for choice in chunk.choices:
+                        choices.setdefault(choice.index, WholeChoice()).take(choice)
         return msgspec.json.encode(
             {
                 "id": self._id,
                 "object": "chat.completion",
                 "created": self._created,
                 "model": self._model,
-                "choices": [_whole_choice(index, gathered) for index, gathered in choices.items()],
+                "choices": [choice.in_chat(index) for index, choice in choices.items()],
                 "usage": usage,
             }
         )
@@ -110,8 +104,8 @@ class ChatWriter:
             self._index, self._call_count = event.index, 0
         calls = [self._call(part) for part in event.parts if isinstance(part, ParsedCall)]
         return Delta(
-            content=_joined(event.parts, Content),
-            reasoning_content=_joined(event.parts, Thinking),
+            content=joined(event.parts, Content),
+            reasoning_content=joined(event.parts, Thinking),
             tool_calls=calls,
         )
 
@@ -149,21 +143,5 @@ def error_body(error: NodeError) -> dict[str, str | None]:
     }
 
 
-def _joined(parts: Sequence[Part], kind: type[Content] | type[Thinking]) -> str | None:
-    return "".join(part.text for part in parts if isinstance(part, kind)) or None
-
-
 def _logprobs(entries: Sequence[ContentLogprob]) -> ChoiceLogprobs | None:
     return ChoiceLogprobs(content=list(entries)) if entries else None
-
-
-def _whole_choice(index: int, gathered: dict[str, Any]) -> dict[str, Any]:
-    deltas: list[Delta] = gathered["deltas"]
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(delta.content or "" for delta in deltas)}
-    if thinking := "".join(delta.reasoning_content or "" for delta in deltas):
-        message["reasoning_content"] = thinking
-    if calls := [call for delta in deltas for call in delta.tool_calls]:
-        message["tool_calls"] = calls
-        message["content"] = message["content"] or None
-    logprobs = {"content": gathered["logprobs"]} if gathered["logprobs"] else None
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": gathered["finish_reason"]}

@@ -50,7 +50,7 @@ class TokenText:
 
 
 @dataclass(slots=True)
-class Choice:
+class HeadChoice:
     """An answer whose session is open on every hop and whose prompt fits."""
 
     session: HopSession

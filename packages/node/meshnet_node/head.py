@@ -12,7 +12,6 @@ are left alone, the first that is not goes on where it was broken off, and nothi
 """
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ from itertools import zip_longest
 import msgspec
 
 from meshnet_node.answer_parser import AnswerParser, Content, Part
-from meshnet_node.choice import NOT_BEGUN, Choice, Prefilled, TokenText
+from meshnet_node.choice import NOT_BEGUN, HeadChoice, Prefilled, TokenText
 from meshnet_node.errors import ContextOverflowError, NodeError, NoFreeSlotError, PlanError, RequestError
+from meshnet_node.own_plan import plan_alone
 from meshnet_node.prompt import Work, check_context, sampling_of, understand
 from meshnet_node.relay import HopService, HopSession
 from meshnet_protocol.frames import OpenSession
@@ -32,7 +32,6 @@ from meshnet_protocol.messages import (
     ContentLogprob,
     HeadRequest,
     HopTiming,
-    PlannedHop,
     PromptTokensDetails,
     RoutePlan,
     TokenLogprobs,
@@ -96,7 +95,7 @@ ChatEvent = ChatBegun | PrefillProgress | ChoiceDelta | ChoiceEnd | ChatEnd
 
 
 @dataclass(slots=True)
-class Chat:
+class HeadChat:
     """An accepted request: its prompts fit, and the route is open for its first answer."""
 
     hops: HopService
@@ -193,8 +192,8 @@ class Chat:
                     raise
             await asyncio.sleep(NEXT_SLOT_LOOK_PERIOD_S)
 
-    def _choice(self, index: int, session: HopSession) -> Choice:
-        return Choice(
+    def _choice(self, index: int, session: HopSession) -> HeadChoice:
+        return HeadChoice(
             session=session,
             engine=self.hops.engine,
             prompt=self._prompt(index),
@@ -207,7 +206,7 @@ class Chat:
         )
 
     @asynccontextmanager
-    async def _remembering(self, choice: Choice) -> AsyncIterator[None]:
+    async def _remembering(self, choice: HeadChoice) -> AsyncIterator[None]:
         """Let every hop keep what it has computed, in case the next chat goes on from there."""
         try:
             yield
@@ -244,9 +243,10 @@ class Chat:
 
     def _limit(self, index: int) -> int:
         room = self.context_tokens - len(self._prompt(index))
-        return room if self.request.max_tokens is None else min(self.request.max_tokens, room)
+        limit = self.request.max_tokens
+        return room if limit is None or limit < 0 else min(limit, room)
 
-    def _note(self, choice: Choice) -> None:
+    def _note(self, choice: HeadChoice) -> None:
         for reply in choice.replies:
             self._timings = add_timings(self._timings, reply.timings)
         choice.replies.clear()
@@ -269,7 +269,7 @@ class ChatService:
         self._hops = hops
 
     @asynccontextmanager
-    async def open_chat(self, request: HeadRequest) -> AsyncIterator[Chat]:
+    async def open_chat(self, request: HeadRequest) -> AsyncIterator[HeadChat]:
         """An accepted chat, open on every hop of its route until the context ends.
 
         Raises RequestError, PlanError, NoFreeSlotError and what a hop may raise.
@@ -285,7 +285,7 @@ class ChatService:
             check_grammar=engine.check_grammar,
         )
         async with AsyncExitStack() as sessions:
-            chat = Chat(self._hops, plan, request, work, sessions)
+            chat = HeadChat(self._hops, plan, request, work, sessions)
             chat.context_tokens = engine.options.context_tokens
             chat.check_resumption()
             chat.first = await chat.open_session(chat.first_index)
@@ -300,8 +300,7 @@ class ChatService:
         engine = self._hops.engine
         if engine.shard.layer_count != engine.card.layer_count:
             raise PlanError(f"this node holds layers {engine.shard} only; send the chat to the tracker")
-        alone = PlannedHop(node_id=self._hops.node_id, url="", start_layer=0, end_layer=engine.shard.last)
-        return RoutePlan(session_id=new_session_id(), model_key=engine.card.model_key, hops=(alone,))
+        return plan_alone(self._hops.node_id, engine.card.model_key, engine.shard)
 
 
 def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[HopTiming, ...]:
@@ -318,10 +317,6 @@ def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[
         )
         for old, new in zip_longest(total, step)
     )
-
-
-def new_session_id() -> SessionId:
-    return SessionId(uuid.uuid4().hex)
 
 
 def _parts_of(parser: AnswerParser | None, text: str, *, is_last: bool) -> list[Part]:

@@ -1,12 +1,22 @@
 """What ``meshnet model`` shows and does: which models are here, what one is made of, what a cut would need."""
 
+import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from meshnet_node.engine.api import EngineOptions, MemoryNeed, ModelFile, cached_slice, check_cut, memory_need
+from meshnet_node.engine.api import (
+    SLICE_FORMAT,
+    EngineOptions,
+    MemoryNeed,
+    ModelFile,
+    cached_slice,
+    check_cut,
+    memory_need,
+    read_slice_name,
+)
 from meshnet_node.errors import LayerKindsError, ModelFileError
 from meshnet_node.model_source import MODEL_PACKAGES, package_parts, resolve_model
 from meshnet_protocol.layers import LayerRange
@@ -18,13 +28,15 @@ class KeptFile:
     """A model file, or some layers of one, on this machine."""
 
     name: str
+    """Of layers: the model's key."""
     kind: str
-    """package, download, or layers."""
+    """package, download, layers, or outdated: layers that an earlier meshnet made, and no node loads any more."""
     byte_count: int
     """On the disk; holes left out."""
     path: Path
     used_at: float = 0.0
     """Unix time at which it was made, or a node last loaded it."""
+    layers: str = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +63,20 @@ def kept_files(cache_dir: Path) -> list[KeptFile]:
         _kept(path.stem, "package, put together", path) for path in sorted((cache_dir / "packages").glob("*.gguf"))
     ]
     found += [_kept(path.stem, "download", path) for path in sorted((cache_dir / "downloads").glob("*/*.gguf"))]
-    found += [_kept(path.stem, "layers", path) for path in sorted((cache_dir / "slices").glob("[!.]*.gguf"))]
-    return found
+    found += [_kept_layers(path) for path in (cache_dir / "slices").glob("[!.]*.gguf")]
+    return sorted(found, key=lambda file: (file.kind != "package", file.name, file.kind, _layers_order(file)))
+
+
+def _layers_order(file: KeptFile) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", file.layers)]
+
+
+def _kept_layers(path: Path) -> KeptFile:
+    name = read_slice_name(path)
+    if name is None:
+        return _kept(path.stem, "outdated", path)
+    kind = "layers" if name.slice_format == SLICE_FORMAT else "outdated"
+    return replace(_kept(name.model_key, kind, path), layers=str(name.layers))
 
 
 def _kept(name: str, kind: str, path: Path) -> KeptFile:

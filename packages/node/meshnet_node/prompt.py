@@ -33,12 +33,15 @@ class Reading:
 
     tool_format: ToolFormat = HERMES
     tools: frozenset[str] = frozenset()
+    must_call: bool = False
     closing: str | None = None
     markers: Mapping[int, bytes] = field(default_factory=dict)
     """Special tokens that must show, because they mark tool calls or thinking."""
 
     def new_parser(self) -> AnswerParser:
-        return AnswerParser(tool_format=self.tool_format, tools=self.tools, closing=self.closing)
+        return AnswerParser(
+            tool_format=self.tool_format, tools=self.tools, must_call=self.must_call, closing=self.closing
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,8 @@ def understand(
         try:
             check_grammar(work.grammar)
         except GrammarError as error:
-            raise error.about("grammar" if request.grammar else None) from error
+            shape = "tools" if request.response_schema is None else "response_format"
+            raise error.about("grammar" if request.grammar else shape) from error
     return work
 
 
@@ -114,15 +118,27 @@ def _understand_chat(vocabulary: Vocabulary, request: HeadRequest, context_token
     shield = Shield(SpecialNames(vocabulary.control_names), written)
     tools = msgspec.convert(shield.cover(written[1]), list[Tool])
     chat, tool_format = _render(vocabulary, shield.cover(messages), tools)
-    _check_size(chat.text, context_tokens)
-    ids = _tokenize(vocabulary, shield.spans(chat.text), add_special=chat.add_special)
+    must_call = bool(request.tools) and request.tool_choice != "auto"
+    grammar = _call_grammar(request.tools, request.tool_choice, tool_format) if must_call else _own_grammar(request)
+    text, closing = _leave_thinking(chat.text, grammar)
+    _check_size(text, context_tokens)
+    ids = _tokenize(vocabulary, shield.spans(text), add_special=chat.add_special)
     names = frozenset(tool.name for tool in request.tools)
     marks = [*(tool_format.markers if names else ()), "<think>", "</think>", "[THINK]", "[/THINK]"]
     markers = {token: mark.encode() for mark in marks if (token := vocabulary.marker_token(mark)) is not None}
-    reading = Reading(tool_format, names, thinking_mark_at_end(chat.text), markers)
-    if request.tools and request.tool_choice != "auto":
-        return Work((tuple(ids),), _call_grammar(request.tools, request.tool_choice, tool_format), reading)
-    return Work((tuple(ids),), _own_grammar(request), reading)
+    return Work((tuple(ids),), grammar, Reading(tool_format, names, must_call, closing, markers))
+
+
+def _leave_thinking(prompt: str, grammar: str) -> tuple[str, str | None]:
+    """The prompt, and the mark that ends the thinking it begins, if any.
+
+    A template may open the thinking itself. A grammar that knows no end of it leaves no room for thoughts: the answer
+    would be taken for one, so it is closed before it begins, as templates do it for models told not to think.
+    """
+    closing = thinking_mark_at_end(prompt)
+    if closing is None or not grammar or closing in grammar:
+        return prompt, closing
+    return f"{prompt.rstrip()}\n\n{closing}\n\n", None
 
 
 def _render(

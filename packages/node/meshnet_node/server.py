@@ -8,30 +8,26 @@ GET  /health                is the shard loaded, what does it hold
 """
 
 import asyncio
-import signal
 import socket
-import ssl
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Protocol
-from uuid import uuid4
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 
-import aiohttp
 import msgspec
 import structlog
 from aiohttp import web
 
 from meshnet_node.admission import Admission
-from meshnet_node.chat_writer import ChatWriter, error_body
+from meshnet_node.chat_writer import ChatWriter
 from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
-from meshnet_node.errors import EngineClosedError, NodeError, RequestError, SettingsError
+from meshnet_node.errors import EngineClosedError, NodeError, RequestError
 from meshnet_node.head import ChatService
+from meshnet_node.http_face import BODY_BYTES_MAX, SSE_DONE, bind, error_response, serving, start_sse, write_in_time
 from meshnet_node.http_guard import own_callers_only
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.link_server import LinkServer
+from meshnet_node.member_life import NodeIdentity, client_session, live_until_stopped, run_process
 from meshnet_node.model_server import ModelServer
 from meshnet_node.model_source import open_model
 from meshnet_node.placement import layers_that_help
@@ -42,34 +38,13 @@ from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.tracker_reads import TrackerReads
 from meshnet_node.wallet import Wallet
-from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
-from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
+from meshnet_protocol.messages import HeadRequest, Registration
 
-BODY_BYTES_MAX = 64 * 1024 * 1024
-WRITE_S_MAX = 60.0
-"""How long a reader of a stream may take nothing. The tracker gives up on its own clients sooner."""
 ENGINE_ANSWER_S_MAX = 1.5
 """For the engine's thread to say that it is there. It answers between two decodes."""
-DRAIN_LOOK_PERIOD_S = 0.05
-SSE_DONE = b"data: [DONE]\n\n"
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeIdentity:
-    """Who a running node is: fixed once its port is known."""
-
-    wallet: Wallet
-    instance: str
-    incarnation: Incarnation
-    url: str
-    shard: LayerRange
-
-    @property
-    def node_id(self) -> NodeId:
-        return make_node_id(wallet=self.wallet.wallet_id, instance=self.instance, shard=self.shard)
 
 
 class NodeApp:
@@ -156,57 +131,6 @@ class NodeApp:
         return response
 
 
-async def write_in_time(response: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionResetError if nobody takes it: a frozen reader must not hold the route's slots."""
-    try:
-        async with asyncio.timeout(WRITE_S_MAX):
-            await response.write(data)
-    except TimeoutError as error:
-        raise ConnectionResetError(f"the reader took nothing for {WRITE_S_MAX:g} s") from error
-
-
-async def start_sse(request: web.Request) -> web.StreamResponse:
-    response = web.StreamResponse(
-        headers={
-            "Content-Type": "text/event-stream; charset=utf-8",
-            "Cache-Control": "no-cache",
-            "X-Accel-Buffering": "no",
-        }
-    )
-    await response.prepare(request)
-    return response
-
-
-def error_response(error: NodeError) -> web.Response:
-    return web.json_response({"error": error_body(error)}, status=error.http_status)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything heavy is loaded. Raises SettingsError if the port is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=128)
-    except OSError as error:
-        raise SettingsError(
-            f"cannot listen on {host}:{port} ({error.strerror}); choose another --port, or 0 for any free one"
-        ) from error
-
-
-@asynccontextmanager
-async def serving(
-    app: web.Application, listener: socket.socket, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[None]:
-    """Serve ``app`` until the context ends."""
-    # A client that goes away cancels its handler, and with it the chat on every hop.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listener, ssl_context=tls).start()
-        yield
-    finally:
-        await runner.cleanup()
-
-
 def load_engine(settings: NodeSettings, tracker: TrackerReads) -> Engine:
     """Blocking. Raises NodeError, fit to be shown to a person."""
     model = open_model(settings.model, cache_dir=settings.cache_dir, tracker=tracker)
@@ -240,14 +164,7 @@ async def serve_node(
             layer_tokens_per_s = await asyncio.to_thread(engine.measure_layer_tokens_per_s)
             log.info("tested", exact=engine.exactness.is_exact, exactness_class=engine.exactness.class_id)
             log.info("measured", layer_tokens_per_s=round(layer_tokens_per_s))
-            port = int(listener.getsockname()[1])
-            identity = NodeIdentity(
-                wallet=membership.wallet,
-                instance=settings.instance_name(port),
-                incarnation=Incarnation(uuid4().hex),
-                url=settings.advertised_url(port),
-                shard=engine.shard,
-            )
+            identity = NodeIdentity.of(settings, membership.wallet, engine.shard, listener)
             on_loaded()
             await _serve_shard(settings, identity, membership, engine, layer_tokens_per_s, listener, stop)
         finally:
@@ -264,23 +181,15 @@ async def _serve_shard(
     stop: asyncio.Event,
 ) -> None:
     def registration() -> Registration:
-        return Registration(
-            wallet=identity.wallet.wallet_id,
-            instance=identity.instance,
-            incarnation=identity.incarnation,
-            shard=LayerSpan.of(identity.shard),
-            model=engine.card,
-            url=identity.url,
+        return identity.registration(
+            engine.card,
             layer_tokens_per_s=layer_tokens_per_s,
             entry_layers=engine.entry_layers,
             slots=engine.options.slots,
             exactness=engine.exactness,
         )
 
-    # A chat may take as long as its text needs; what is bounded is each step's wait, and connecting.
-    patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
-    connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
-    async with aiohttp.ClientSession(timeout=patience, connector=connector) as http, asyncio.TaskGroup() as tasks:
+    async with client_session(settings) as http, asyncio.TaskGroup() as tasks:
         links = LinkPool(http, tasks, LinkIdentity(greeting_of(identity.node_id, engine), identity.wallet))
         admission = Admission(engine, queue_max=settings.queue, queue_timeout_s=settings.queue_timeout_s)
         client = TrackerClient(http, settings.tracker, engine, admission, registration, membership)
@@ -289,14 +198,15 @@ async def _serve_shard(
         app = NodeApp(identity, engine, links, admission, tickets, readers)
         async with serving(app.build(), listener, settings.server_tls):
             log.info("serving", node_id=identity.node_id, wallet=identity.wallet.wallet_id, url=identity.url)
-            running = tasks.create_task(client.run(), name="membership")
             loop = asyncio.get_running_loop()
             engine.watch_failure(lambda: _stop_from_elsewhere(loop, stop))
-            await stop.wait()
-            if engine.failure is None:
-                await _drain(client, admission, settings.drain_timeout_s)
-            running.cancel()
-            await client.leave()
+            await live_until_stopped(
+                client,
+                admission,
+                stop,
+                drain_timeout_s=settings.drain_timeout_s,
+                can_drain=lambda: engine.failure is None,
+            )
         await links.close()
     if engine.failure is not None:
         # A node that cannot compute must not stay; whoever supervises the process may start it anew.
@@ -308,65 +218,6 @@ def _stop_from_elsewhere(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -
         loop.call_soon_threadsafe(stop.set)
 
 
-async def _drain(client: TrackerClient, admission: Admission, timeout_s: float) -> None:
-    """Take nothing new, let running chats end, at most ``timeout_s`` long."""
-    client.start_draining()
-    log.info("draining", sessions=admission.queue_depth)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_s):
-            while admission.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
-                await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
-
-
-class Serve(Protocol):
-    """What runs a node until ``stop``; ``on_loaded`` is called when an orderly end begins to matter."""
-
-    async def __call__(self, settings: NodeSettings, stop: asyncio.Event, *, on_loaded: Callable[[], None]) -> None: ...
-
-
-def run_node(settings: NodeSettings, serve: Serve = serve_node) -> None:
-    """Serve until SIGTERM or SIGINT; a second one does not wait for running chats.
-
-    Raises NodeError, fit to be shown to a person.
-    """
-    # While a model is hashed, sliced and loaded nothing needs an orderly end.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        with asyncio.Runner(loop_factory=_new_event_loop) as runner:
-            runner.run(_run(settings, serve))
-    except ExceptionGroup as group:
-        ours, others = group.split(NodeError)
-        if ours is None or others is not None:
-            raise
-        raise _first_leaf(ours) from group
-
-
-async def _run(settings: NodeSettings, serve: Serve) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    numbers = (signal.SIGTERM, signal.SIGINT)
-
-    def begin_to_stop() -> None:
-        stop.set()
-        for number in numbers:
-            loop.remove_signal_handler(number)
-            signal.signal(number, signal.SIG_DFL)
-
-    def watch_signals() -> None:
-        for number in numbers:
-            loop.add_signal_handler(number, begin_to_stop)
-
-    await serve(settings, stop, on_loaded=watch_signals)
-
-
-def _first_leaf(group: BaseExceptionGroup[NodeError]) -> NodeError:
-    first = group.exceptions[0]
-    return _first_leaf(first) if isinstance(first, BaseExceptionGroup) else first
-
-
-def _new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not made for Windows
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()
+def run_node(settings: NodeSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
+    run_process(settings, serve_node)

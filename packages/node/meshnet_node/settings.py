@@ -78,9 +78,10 @@ class NodeSettings:
         _check_at_least("--drain-timeout", self.drain_timeout_s, 0)
         if not 0 <= self.port <= 65535:
             raise SettingsError(f"--port {self.port}: use 0 (any free port) to 65535")
-        if self.instance is not None and not INSTANCE_PATTERN.fullmatch(self.instance):
-            raise SettingsError(f"--instance {self.instance!r}: use 1 to 32 of a-z, 0-9 and inner '-'")
-
+        if self.instance is not None and not INSTANCE_PATTERN.fullmatch(self.instance.lower()):
+            raise SettingsError(
+                f"--instance {self.instance!r}: use 1 to 32 letters of a-z, digits and '-' (not at an end)"
+            )
         if self.tracker_key is not None and not re.fullmatch(r"[0-9a-f]{64}", self.tracker_key):
             raise SettingsError("--tracker-key: use the 64 hexadecimal characters that the tracker logs when it starts")
 
@@ -99,9 +100,9 @@ class NodeSettings:
         return is_loopback(self.host) and is_loopback(host)
 
     def instance_name(self, port: int) -> str:
-        """The instance as given, or made of the machine's name and the port."""
+        """The instance as given, in small letters, or made of the machine's name and the port."""
         if self.instance is not None:
-            return self.instance
+            return self.instance.lower()
         machine = re.sub(r"[^a-z0-9-]+", "-", socket.gethostname().split(".")[0].lower()).strip("-")[:24].strip("-")
         return f"{machine or 'node'}-{port}"
 

@@ -98,7 +98,7 @@ class Upstream:
         readers: list[AnswerReader] = []
         chunk = self._new_chunk()
         for ask in asks:
-            readers.append(reader := AnswerReader(ask.index))
+            readers.append(reader := ask.new_reader())
             opened = nullcontext(first) if ask is asks[0] else self._post(ask)
             async with opened as response, aclosing(_events(response)) as events:
                 async for event in events:

@@ -3,7 +3,8 @@
 Servers differ in what they know beyond the common core, so a field is sent only where the request departs from its
 default. Several answers, or several prompts, are asked for one after the other: many servers ignore ``n`` and
 lists of prompts, and the mesh must get as many answers as it was promised. Tool calls come from other servers in
-pieces and leave here whole, as every head's do.
+pieces and leave here whole, as every head's do. Thoughts that a server leaves in the text, between their marks, are
+taken out of it.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from meshnet_node.answer_parser import AnswerParser, Content, Part, Thinking, joined
 from meshnet_protocol.messages import (
     PENALTY_TOKENS_DEFAULT,
     Choice,
@@ -42,6 +44,10 @@ class UpstreamAsk:
     index: int
     path: str
     body: Json
+
+    def new_reader(self) -> "AnswerReader":
+        """A text completion is text, whatever it looks like."""
+        return AnswerReader(self.index, AnswerParser() if self.path == CHAT_PATH else None)
 
 
 def asks_of(request: HeadRequest, model: str) -> Iterator[UpstreamAsk]:
@@ -99,6 +105,8 @@ class AnswerReader:
     """Reads one answer's chunks. What it raises on nonsense: KeyError, TypeError, ValueError, AttributeError."""
 
     index: int
+    parser: AnswerParser | None = None
+    """Tells thoughts from the rest of the text; None: all of it is text."""
     usage: Usage | None = None
     piece_count: int = 0
     """Chunks that had something in them: stands for tokens where the server counts none."""
@@ -118,18 +126,20 @@ class AnswerReader:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         delta = choice.get("delta") or {"content": choice.get("text")}
         self._gather_calls(delta.get("tool_calls") or ())
-        added = Delta(
-            content=_text(delta.get("content")),
-            reasoning_content=_text(delta.get("reasoning_content") or delta.get("reasoning")),
-        )
+        text, thoughts = _text(delta.get("content")), _text(delta.get("reasoning_content") or delta.get("reasoning"))
         logprobs = _logprobs(choice.get("logprobs"))
-        if added.is_empty and logprobs is None:
+        if text is None and thoughts is None and logprobs is None:
             return None
         self.piece_count += 1
-        return Choice(index=self.index, delta=added, logprobs=logprobs)
+        held: list[Part] = []
+        if thoughts is not None and self.parser is not None:
+            # The server tells them apart itself: what looks like their marks is text.
+            held, self.parser = self.parser.finish(), None
+        added = self._delta([*held, *self._parts(text or "")], thoughts)
+        return None if added.is_empty and logprobs is None else Choice(index=self.index, delta=added, logprobs=logprobs)
 
     def finish(self) -> list[Choice]:
-        """The answer's last words: its tool calls, and why it ended."""
+        """The answer's last words: what was held back, its tool calls, and why it ended."""
         calls = [
             ToolCallDelta(
                 index=number,
@@ -139,8 +149,16 @@ class AnswerReader:
             for number, (_, call) in enumerate(sorted(self._calls.items()))
         ]
         reason = "tool_calls" if calls and self.finish_reason != "length" else self.finish_reason or "stop"
+        rest = msgspec.structs.replace(self._delta(self.parser.finish() if self.parser else []), tool_calls=calls)
         end = Choice(index=self.index, delta=Delta(), finish_reason=reason)
-        return [Choice(index=self.index, delta=Delta(tool_calls=calls)), end] if calls else [end]
+        return [end] if rest.is_empty else [Choice(index=self.index, delta=rest), end]
+
+    def _parts(self, text: str) -> list[Part]:
+        return self.parser.push(text) if self.parser else [Content(text)]
+
+    @staticmethod
+    def _delta(parts: list[Part], thoughts: str | None = None) -> Delta:
+        return Delta(content=joined(parts, Content), reasoning_content=thoughts or joined(parts, Thinking))
 
     def _gather_calls(self, deltas: Any) -> None:
         for position, delta in enumerate(deltas):

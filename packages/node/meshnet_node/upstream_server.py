@@ -3,8 +3,6 @@
 import asyncio
 import socket
 from collections.abc import Callable
-from contextlib import suppress
-from uuid import uuid4
 
 import aiohttp
 import msgspec
@@ -13,27 +11,16 @@ from aiohttp import web
 
 from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import NodeError, PlanError, RequestError
-from meshnet_node.head import new_session_id
+from meshnet_node.http_face import BODY_BYTES_MAX, SSE_DONE, bind, error_response, serving, start_sse, write_in_time
 from meshnet_node.http_guard import own_callers_only
-from meshnet_node.server import (
-    BODY_BYTES_MAX,
-    DRAIN_LOOK_PERIOD_S,
-    SSE_DONE,
-    NodeIdentity,
-    bind,
-    error_response,
-    run_node,
-    serving,
-    start_sse,
-    write_in_time,
-)
+from meshnet_node.member_life import NodeIdentity, client_session, live_until_stopped, run_process
+from meshnet_node.own_plan import plan_alone
 from meshnet_node.settings import NodeSettings
 from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.upstream import EVENT_BYTES_MAX, Upstream, find_card
 from meshnet_node.wallet import Wallet
-from meshnet_protocol.ids import Incarnation
-from meshnet_protocol.messages import HeadRequest, LayerSpan, PlannedHop, Registration, RoutePlan
+from meshnet_protocol.messages import HeadRequest, Registration, RoutePlan
 
 log = structlog.get_logger()
 
@@ -94,8 +81,7 @@ class UpstreamApp:
         """The request's plan, else one of this node alone. Raises PlanError."""
         me, model_key = self._identity.node_id, self._upstream.card.model_key
         if (plan := request.meshnet) is None:
-            alone = PlannedHop(node_id=me, url="", start_layer=0, end_layer=self._upstream.shard.last)
-            return RoutePlan(session_id=new_session_id(), model_key=model_key, hops=(alone,))
+            return plan_alone(me, model_key, self._upstream.shard)
         if plan.model_key != model_key or [hop.node_id for hop in plan.hops] != [me]:
             raise PlanError(f"the plan is for {plan.model_key} on other nodes than {me}")
         return plan
@@ -107,10 +93,8 @@ async def serve_upstream(
     """Find the upstream's model, measure it, join the mesh, serve until ``stop``; then drain and leave."""
     assert settings.upstream is not None
     wallet = Wallet.load_or_create(settings.wallet)
-    patience = aiohttp.ClientTimeout(total=None, sock_connect=5)
     with bind(settings.host, settings.port) as listener:
-        connector = aiohttp.TCPConnector(ssl=settings.client_tls or True)
-        async with aiohttp.ClientSession(timeout=patience, read_bufsize=EVENT_BYTES_MAX, connector=connector) as http:
+        async with client_session(settings, read_bytes=EVENT_BYTES_MAX) as http:
             card = await find_card(http, settings.upstream, settings.model_name, key=settings.upstream_key)
             upstream = Upstream(http, settings.upstream, card, key=settings.upstream_key)
             tokens_per_s = await upstream.measure_tokens_per_s()
@@ -128,23 +112,11 @@ async def _serve(
     http: aiohttp.ClientSession,
     stop: asyncio.Event,
 ) -> None:
-    port = int(listener.getsockname()[1])
-    identity = NodeIdentity(
-        wallet=wallet,
-        instance=settings.instance_name(port),
-        incarnation=Incarnation(uuid4().hex),
-        url=settings.advertised_url(port),
-        shard=upstream.shard,
-    )
+    identity = NodeIdentity.of(settings, wallet, upstream.shard, listener)
 
     def registration() -> Registration:
-        return Registration(
-            wallet=wallet.wallet_id,
-            instance=identity.instance,
-            incarnation=identity.incarnation,
-            shard=LayerSpan.of(upstream.shard),
-            model=upstream.card,
-            url=identity.url,
+        return identity.registration(
+            upstream.card,
             layer_tokens_per_s=tokens_per_s,
             entry_layers=upstream.entry_layers,
             slots=settings.slots,
@@ -154,19 +126,11 @@ async def _serve(
     client = TrackerClient(http, settings.tracker, upstream, upstream, registration, membership)
     tickets = TicketGate(membership.trust, allows_direct=settings.is_private)
     app = UpstreamApp(identity, upstream, tickets).build()
-    async with asyncio.TaskGroup() as tasks, serving(app, listener, settings.server_tls):
+    async with serving(app, listener, settings.server_tls):
         log.info("serving", node_id=identity.node_id, url=identity.url)
-        running = tasks.create_task(client.run(), name="membership")
-        await stop.wait()
-        client.start_draining()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(settings.drain_timeout_s):
-                while upstream.queue_depth:  # noqa: ASYNC110 - a look at a count, not worth an event of its own
-                    await asyncio.sleep(DRAIN_LOOK_PERIOD_S)
-        running.cancel()
-        await client.leave()
+        await live_until_stopped(client, upstream, stop, drain_timeout_s=settings.drain_timeout_s)
 
 
 def run_upstream(settings: NodeSettings) -> None:
     """Serve until SIGTERM or SIGINT. Raises NodeError, fit to be shown to a person."""
-    run_node(settings, serve_upstream)
+    run_process(settings, serve_upstream)

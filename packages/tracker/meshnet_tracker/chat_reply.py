@@ -17,9 +17,10 @@ from typing import Protocol
 import msgspec
 
 from meshnet_protocol.messages import Choice, Delta, Usage
+from meshnet_protocol.whole_choice import WholeChoice
 from meshnet_tracker.asgi import Headers, Send, send_error, send_json
 from meshnet_tracker.openai_errors import HttpError
-from meshnet_tracker.reply_shape import ReplyIdentity, ReplyShape, WholeChoice
+from meshnet_tracker.reply_shape import ReplyIdentity, ReplyShape
 from meshnet_tracker.sse import COMMENT, DONE, write_event
 
 STREAM_HEADERS = (

@@ -114,8 +114,8 @@ def _add_model_endpoints(app: FastAPI, parts: TrackerParts) -> None:
 def _add_observer_endpoints(app: FastAPI, parts: TrackerParts) -> None:
     @app.get("/v1/routing")
     async def routing(model: str | None = None) -> Response:
-        models = [m for m in _live_models(parts) if model in (None, m.card.name, m.model_key)]
-        if not models and model is not None:
+        models = [m for m in _live_models(parts) if not model or model in (m.card.name, m.model_key)]
+        if not models and model:
             models = [parts.router.resolve_model(model)]
         return json_reply(routing_table(parts.router, parts.stats, models, time.monotonic()))
 

@@ -16,6 +16,7 @@ Json = dict[str, Any]
 INTEGER_MAX = 2**63 - 1
 INTEGER_DIGITS_MAX = 100
 TOKENS_MAX = 2**31 - 1
+NO_TOKEN_LIMIT = -1
 BODY_CONTAINERS_MAX = 250_000
 BODY_COMMAS_MAX = 2_000_000
 """Of any text in it too: more than prose of the size that is read has, and more data than any context has tokens."""
@@ -103,13 +104,16 @@ def integer(fields: Json, name: str, low: int, high: int) -> int | None:
 
 
 def token_limit(fields: Json) -> int | None:
-    """The smaller of the two names for it; far too much is as good as no limit, because the context caps it."""
+    """The smaller of the two names for it; far too much is as good as no limit, because the context caps it.
+
+    llama.cpp and LM Studio write -1 for "no limit".
+    """
     limits = []
     for name in ("max_tokens", "max_completion_tokens"):
         value = fields.get(name)
         is_beyond = isinstance(value, int | float) and value > TOKENS_MAX
-        limit = TOKENS_MAX if is_beyond else integer(fields, name, 0, TOKENS_MAX)
-        if limit is not None:
+        limit = TOKENS_MAX if is_beyond else integer(fields, name, NO_TOKEN_LIMIT, TOKENS_MAX)
+        if limit is not None and limit != NO_TOKEN_LIMIT:
             limits.append(limit)
     return min(limits, default=None)
 

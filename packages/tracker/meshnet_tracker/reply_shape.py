@@ -5,12 +5,13 @@ are rewritten.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 
-from meshnet_protocol.messages import ChatChunk, Choice, ChoiceLogprobs, ContentLogprob, Delta, ToolCallDelta, Usage
+from meshnet_protocol.messages import ChatChunk, Choice, ChoiceLogprobs, ContentLogprob, Delta, Usage
+from meshnet_protocol.whole_choice import WholeChoice
 from meshnet_tracker.openai_schema import Dialect
 
 
@@ -22,26 +23,6 @@ class ReplyIdentity:
     created: int
     model: str
     system_fingerprint: str
-
-
-@dataclass(slots=True)
-class WholeChoice:
-    """One answer as it adds up."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    tool_calls: list[ToolCallDelta] = field(default_factory=list)
-    logprobs: list[ContentLogprob] = field(default_factory=list)
-    finish_reason: str = "stop"
-
-    def take(self, choice: Choice) -> None:
-        self.content.append(choice.delta.content or "")
-        self.reasoning.append(choice.delta.reasoning_content or "")
-        self.tool_calls += choice.delta.tool_calls
-        if choice.logprobs is not None:
-            self.logprobs += choice.logprobs.content
-        if choice.finish_reason is not None:
-            self.finish_reason = choice.finish_reason
 
 
 class ReplyShape(Protocol):
@@ -75,7 +56,7 @@ class ChatShape:
         return msgspec.json.encode(chunk)
 
     def whole(self, identity: ReplyIdentity, choices: dict[int, WholeChoice], usage: Usage) -> bytes:
-        written = [_whole_chat_choice(index, choice) for index, choice in sorted(choices.items())]
+        written = [choice.in_chat(index) for index, choice in sorted(choices.items())]
         return msgspec.json.encode(_object(identity, "chat.completion", written) | {"usage": usage})
 
 
@@ -131,19 +112,6 @@ class CompletionShape:
 def shape_of(dialect: Dialect) -> ReplyShape:
     """A new one for each answer."""
     return ChatShape() if dialect is Dialect.CHAT else CompletionShape()
-
-
-def _whole_chat_choice(index: int, choice: WholeChoice) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": "".join(choice.content)}
-    if reasoning := "".join(choice.reasoning):
-        message["reasoning_content"] = reasoning
-    if choice.tool_calls:
-        message["content"] = message["content"] or None
-        message["tool_calls"] = [
-            {"id": call.id, "type": call.type, "function": call.function} for call in choice.tool_calls
-        ]
-    logprobs = {"content": choice.logprobs} if choice.logprobs else None
-    return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
 
 def _object(identity: ReplyIdentity, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:

@@ -82,46 +82,61 @@ class TrackerServer:
             _store().prepare(settings.database)
         self.access = Access(api_keys=settings.api_keys, admin_keys=settings.admin_keys)
         self.guesses = Guesses(_warn_of_guesses)
-        self.node_auth = NodeAuth(
-            boot=secrets.token_hex(16), join=JoinRule(settings.join_tokens, settings.allowed_wallets)
-        )
+        join = JoinRule(settings.join_tokens, settings.allowed_wallets)
+        self.node_auth = NodeAuth(boot=secrets.token_hex(16), join=join)
         self.tickets = TicketOffice(key or Ed25519PrivateKey.generate())
         self.probe = NodeProbe()
+        self.events = EventLog(wall_clock=time.time)
         self.fleet = Fleet(
             heartbeat_period_s=settings.heartbeat_period_s, believes_newcomers=not settings.probes_models
         )
-        self.stats = RouteStatsStore(settings.routing)
-        self._candidates, policy = _routing_parts(settings, self.stats)
-        self.blame = Blame()
         self.prober = Prober(self.fleet, self.handle)
-        self.router = Router(
+        self.blame = Blame()
+        self.stats = RouteStatsStore(settings.routing)
+        self.router = self._make_router(route_rng or Random())
+        self.readiness = Readiness(
+            fleet=self.fleet, links=self.blame.links, candidates=self.router.candidates, is_busy=self._is_busy
+        )
+        self.live_probes = self._make_live_probes()
+        self.texts = CallTexts() if settings.show_texts else None
+        self.proxy = self._make_proxy()
+        self.observers = Observers(
+            fleet=self.fleet,
+            router=self.router,
+            stats=self.stats,
+            events=self.events,
+            running_tokens=self.proxy.running_tokens,
+            on_call_finished=self._hand_on_call,
+        )
+        self.app = self._make_app()
+
+    def _make_router(self, rng: Random) -> Router:
+        self._candidates, policy = _routing_parts(self.settings, self.stats)
+        return Router(
             fleet=self.fleet,
             stats=self.stats,
-            config=settings.routing,
-            rng=route_rng or Random(),
+            config=self.settings.routing,
+            rng=rng,
             enumerate_routes=self._enumerate_routes,
             policy=policy,
             links=self.blame.links,
-            aliases=settings.model_aliases,
+            aliases=self.settings.model_aliases,
         )
-        self.events = EventLog(wall_clock=time.time)
-        self.readiness = Readiness(
-            fleet=self.fleet,
-            links=self.blame.links,
-            candidates=self.router.candidates,
-            is_busy=lambda route: self.router.in_flight(route.signature) > 0,
-        )
-        self.live_probes = LiveProbes(
+
+    def _make_live_probes(self) -> LiveProbes:
+        return LiveProbes(
             readiness=self.readiness,
             router=self.router,
             events=self.events,
             served=self._note_served,
             blame=self._blame_for,
             add_ticket=self._add_ticket,
-            token_timeout_s=settings.token_timeout_s,
+            token_timeout_s=self.settings.token_timeout_s,
         )
-        self.texts = CallTexts() if settings.show_texts else None
-        self.proxy = ChatProxy(
+
+    def _make_proxy(self) -> ChatProxy:
+        settings = self.settings
+        return ChatProxy(
             router=self.router,
             events=self.events,
             blame=self._blame_for,
@@ -133,15 +148,6 @@ class TrackerServer:
             chat_timeout_s=settings.chat_timeout_s,
             texts=self.texts,
         )
-        self.observers = Observers(
-            fleet=self.fleet,
-            router=self.router,
-            stats=self.stats,
-            events=self.events,
-            running_tokens=self.proxy.running_tokens,
-            on_call_finished=self._hand_on_call,
-        )
-        self.app = self._make_app()
 
     def _make_app(self) -> TrackerApp:
         rest = FastAPI(
@@ -156,6 +162,9 @@ class TrackerServer:
             check_reader=self._check_reader,
             allowed_hosts=self.settings.allowed_hosts | {socket.gethostname().lower()},
         )
+
+    def _is_busy(self, route: Route) -> bool:
+        return self.router.in_flight(route.signature) > 0
 
     def _check_reader(self, headers: Mapping[str, str], asked: str) -> None:
         self.node_auth.check_reader(headers, asked=asked, now=time.time())

@@ -2,7 +2,7 @@
 
 from meshnet_node.engine.architectures import check_cut
 from meshnet_node.engine.gguf_file import ModelFile
-from meshnet_node.engine.gguf_slice import cached_slice
+from meshnet_node.engine.gguf_slice import SLICE_FORMAT, cached_slice, read_slice_name
 from meshnet_node.engine.grammar import GrammarWriter, grammar_of_schema
 from meshnet_node.engine.held_file import HeldFile
 from meshnet_node.engine.memory import MemoryNeed, available_memory, check_memory, megabytes, memory_need
@@ -10,6 +10,7 @@ from meshnet_node.engine.thread import Engine, EngineOptions, EngineSession, Ste
 from meshnet_node.engine.vocabulary import RenderedChat, Vocabulary
 
 __all__ = [
+    "SLICE_FORMAT",
     "Engine",
     "EngineOptions",
     "EngineSession",
@@ -28,4 +29,5 @@ __all__ = [
     "grammar_of_schema",
     "megabytes",
     "memory_need",
+    "read_slice_name",
 ]

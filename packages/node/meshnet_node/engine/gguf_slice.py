@@ -28,6 +28,7 @@ as zeros and takes neither disk nor, as nobody touches it, memory.
 """
 
 import os
+import re
 import struct
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -42,6 +43,7 @@ from meshnet_node.engine.architectures import Architecture, LayerPattern, check_
 from meshnet_node.engine.gguf_file import LAYER_TENSOR, MetadataValue, ModelFile
 from meshnet_node.engine.slice_writer import Copy, SlicePlan, write_slice
 from meshnet_node.errors import ModelFileError
+from meshnet_protocol.ids import ModelKey, make_model_key
 from meshnet_protocol.layers import LayerRange
 
 SLICE_FORMAT = 3
@@ -80,6 +82,26 @@ def slice_path(model: ModelFile, layers: LayerRange, cache_dir: Path) -> Path:
     """Where ``cached_slice`` keeps these layers."""
     name = f"{model.name}-{model.fingerprint(cache_dir)[:16]}-v{SLICE_FORMAT}-{layers}.gguf"
     return cache_dir / "slices" / name
+
+
+@dataclass(frozen=True, slots=True)
+class SliceName:
+    """What the name of a kept slice tells."""
+
+    model_key: ModelKey
+    slice_format: int
+    layers: LayerRange
+
+
+def read_slice_name(path: Path) -> SliceName | None:
+    """The other way round; None if it is no such name."""
+    found = re.fullmatch(r"(.+)-([0-9a-f]{16})-v(\d+)-(\d+)-(\d+)\.gguf", path.name)
+    if found is None:
+        return None
+    name, fingerprint, slice_format, first, last = found.groups()
+    return SliceName(
+        make_model_key(name=name, fingerprint=fingerprint), int(slice_format), LayerRange(int(first), int(last))
+    )
 
 
 def slice_layers(model: ModelFile, layers: LayerRange, target_path: Path) -> None:

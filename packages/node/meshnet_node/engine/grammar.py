@@ -1,31 +1,28 @@
 """Grammars: GBNF checked before llama.cpp sees it, and JSON schemas turned into GBNF.
 
 llama.cpp parses a grammar by recursion, and a grammar that nests too deep would take the whole process
-with it; so size and depth are bounded here. The conversion of schemas is llama-cpp-python's own; what
-it stumbles over becomes one clear error.
+with it; so size and depth are bounded here. The conversion of schemas is llama-cpp-python's own, put right where its
+grammars would not match what they say; ``json_schema.py`` sees to it that it gets nothing it stumbles over.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import llama_cpp
+from llama_cpp import llama_grammar
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
 
+from meshnet_node.engine.json_schema import SchemaReader
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.errors import GrammarError
 
 GRAMMAR_BYTES_MAX = 256 * 1024
 GRAMMAR_RULES_MAX = 4000
 GRAMMAR_DEPTH_MAX = 100
-SCHEMA_DEPTH_MAX = 60
 
 # The converter's own rule for it lets line ends and other control characters through, which JSON does not.
 _STRING_CHARACTER = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
-_ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"})
-_ANY_TYPE = {"type": ["object", "array", "string", "number", "boolean", "null"]}
-_SCHEMA_MAPS = ("properties", "$defs", "definitions", "patternProperties")
-_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SCHEMAS = ("items", "additionalProperties", "not")
 
 
 def make_grammar_sampler(vocabulary: Any, grammar: str) -> Any:
@@ -48,30 +45,29 @@ class GrammarWriter:
     """A grammar made of JSON schemas and literal text."""
 
     def __init__(self) -> None:
-        # The package's converter has no types.
-        make: Any = SchemaConverter
-        self._converter: Any = make(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+        self._converter = _new_converter()
         self._schema_count = 0
 
     def add_schema(self, schema: Mapping[str, Any]) -> str:
         """The name of a rule that matches JSON of this schema. Raises GrammarError."""
         self._schema_count += 1
         name = f"json{self._schema_count}"
+        reader = SchemaReader(schema, name, _check_pattern)
+        self._converter._refs.update(reader.references)
         try:
-            plain = _plain(schema, SCHEMA_DEPTH_MAX)
-            # References are relative to the schema they stand in, so each one is resolved by itself.
-            return str(self._converter.visit(self._converter.resolve_refs(plain, name), name))
-        except GrammarError:
-            raise
-        except Exception as error:  # the converter asserts, indexes and recurses through whatever it is given
-            detail = str(error) or type(error).__name__
-            raise GrammarError(f"the JSON schema cannot be turned into a grammar: {detail[:500]}") from error
+            return str(self._converter.visit(reader.plain, name))
+        except RecursionError as error:
+            raise GrammarError("the JSON schema nests too deep where its references lead; make it flatter") from error
+        except Exception as error:  # the converter asserts and indexes through whatever it is given
+            raise GrammarError("the JSON schema cannot be turned into a grammar; make it simpler") from error
 
     def add_rule(self, name: str, body: str) -> str:
         return str(self._converter._add_rule(name, body))
 
-    def literal(self, text: str) -> str:
-        return str(self._converter._format_literal(text))
+    @staticmethod
+    def literal(text: str) -> str:
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "\\r").replace("\n", "\\n")
+        return f'"{escaped}"'
 
     def write(self, root: str) -> str:
         """The whole grammar; ``root`` is the body of its first rule."""
@@ -104,26 +100,36 @@ def _check_bounds(grammar: str) -> None:
         raise GrammarError(f"the grammar nests more than {GRAMMAR_DEPTH_MAX} groups; make it flatter")
 
 
-def _plain(schema: Any, depth: int) -> dict[str, Any]:
-    """The schema without annotations, and with "anything" spelled out: the converter knows neither."""
-    if depth == 0:
-        raise GrammarError(f"the JSON schema nests more than {SCHEMA_DEPTH_MAX} levels; make it flatter")
-    if schema is True:
-        return dict(_ANY_TYPE)
-    if not isinstance(schema, Mapping):
-        raise GrammarError(f"the JSON schema has {schema!r} where a schema must be")
-    kept = {key: value for key, value in schema.items() if key not in _ANNOTATIONS and not key.startswith("$schema")}
-    return _with_plain_parts(kept, depth - 1) if kept else dict(_ANY_TYPE)
+def _new_converter() -> Any:
+    make: Any = SchemaConverter  # the package's converter has no types
+    converter = make(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+    # Its own lets a quote or a backslash in a name or value end the literal.
+    converter._format_literal = lambda text: GrammarWriter.literal(json.dumps(json.loads(text), ensure_ascii=False))
+    return converter
 
 
-def _with_plain_parts(kept: dict[str, Any], depth: int) -> dict[str, Any]:
-    for key in _SCHEMA_MAPS:
-        if isinstance(kept.get(key), Mapping):
-            kept[key] = {name: _plain(part, depth) for name, part in kept[key].items()}
-    for key in _SCHEMA_LISTS:
-        if isinstance(kept.get(key), Sequence):
-            kept[key] = [_plain(part, depth) for part in kept[key]]
-    for key in _SCHEMAS:
-        if isinstance(kept.get(key), Mapping):
-            kept[key] = _plain(kept[key], depth)
-    return kept
+def _check_pattern(pattern: str) -> None:
+    try:
+        _new_converter()._visit_pattern(pattern, "pattern")
+    except Exception as error:
+        raise GrammarError(
+            f"the JSON schema has the pattern {pattern[:80]!r}, which cannot be followed: a pattern must begin with ^ "
+            "and end with $; groups, classes, | and counts are known, looking ahead or back is not"
+        ) from error
+
+
+def _repetition(
+    rule: str, low: int, high: int | None, separator_rule: str | None = None, item_rule_is_literal: bool = False
+) -> str:
+    """As grammars count. The converter spells each repetition out, nested, which soon is too deep to be parsed."""
+    if high == 0:
+        return ""
+    if separator_rule is None:
+        short = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((low, high))
+        return rule + (short or f"{{{low},{'' if high is None else high}}}")
+    rest = _repetition(f"({separator_rule} {rule})", max(low - 1, 0), None if high is None else high - 1)
+    return f"{rule} {rest}" if low else f"({rule} {rest})?"
+
+
+# Where the converter looks it up: it has no other place to say so.
+llama_grammar._build_repetition = _repetition

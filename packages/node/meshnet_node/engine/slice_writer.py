@@ -167,6 +167,7 @@ class _Filler:
         runs = runs_of(self._plan)
         total = sum(run.end - run.start for run in runs)
         passed = 0
+        self._report(done_bytes, total)
         for run in runs:
             for start in range(run.start, run.end, BLOCK_BYTES_MAX):
                 end = min(start + BLOCK_BYTES_MAX, run.end)
@@ -205,14 +206,17 @@ class _Filler:
                     )
 
     def _take_note(self, passed: int, total: int) -> None:
-        origin = self._model.origin
-        if origin is None or self._note is None:
+        if self._note is None:
             return
         # The note must never promise bytes that the disk does not have.
         self._file.flush()
         os.fsync(self._file.fileno())
         self._write_note(passed)
-        origin.on_progress(passed, total)
+        self._report(passed, total)
+
+    def _report(self, done_bytes: int, total: int) -> None:
+        if self._model.origin is not None:
+            self._model.origin.on_progress(done_bytes, total)
 
     def _write_note(self, passed: int) -> None:
         if self._note is not None:
