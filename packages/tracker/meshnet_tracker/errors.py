@@ -20,7 +20,8 @@ TrackerError
 │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
 │   ├── NodeLostError                 every route that was tried broke
 │   ├── OverloadedError               every route that was tried was full
-│   │   └── RateLimitedError          ... and this client has more waiting than anybody
+│   │   ├── RateLimitedError          ... and this client has more waiting than anybody
+│   │   └── RouteOnTrialError         what is left has failed lately, and somebody else is trying it
 │   └── ShuttingDownError             the tracker was told to stop, and the chat would not end in time
 ├── AttemptFailedError                one route failed one chat; another may still serve it
 └── ClientGoneError                   nobody is listening any more
@@ -136,6 +137,10 @@ class OverloadedError(MeshError):
 
 class RateLimitedError(OverloadedError):
     """There is no room, and the client waits with more requests than others already."""
+
+
+class RouteOnTrialError(OverloadedError):
+    """Every route that is left has failed lately, and one request at a time goes there."""
 
 
 class ShuttingDownError(MeshError):
