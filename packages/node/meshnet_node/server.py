@@ -28,6 +28,7 @@ from meshnet_node.engine.api import Engine, EngineOptions, available_memory, che
 from meshnet_node.errors import EngineClosedError, NodeError, RequestError, SettingsError
 from meshnet_node.head import ChatService
 from meshnet_node.http_guard import own_callers_only
+from meshnet_node.http_limits import BODY_BYTES_MAX, HEAD_S_MAX, BodyReader, write_in_time
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
@@ -42,13 +43,11 @@ from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.tracker_reads import TrackerReads
 from meshnet_node.wallet import Wallet
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.ids import Incarnation, NodeId, make_node_id
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HeadRequest, LayerSpan, Registration
 
-BODY_BYTES_MAX = 64 * 1024 * 1024
-WRITE_S_MAX = 60.0
-"""How long a reader of a stream may take nothing. The tracker gives up on its own clients sooner."""
 ENGINE_ANSWER_S_MAX = 1.5
 """For the engine's thread to say that it is there. It answers between two decodes."""
 DRAIN_LOOK_PERIOD_S = 0.05
@@ -88,6 +87,7 @@ class NodeApp:
         self._engine = engine
         self._readers = readers
         self._admission = admission
+        self._bodies = BodyReader()
         hops = HopService(identity.node_id, engine, links, admission, tickets, identity.wallet)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
@@ -122,7 +122,7 @@ class NodeApp:
 
     async def _is_engine_well(self) -> bool:
         try:
-            async with asyncio.timeout(ENGINE_ANSWER_S_MAX):
+            async with AwakeTimeout(ENGINE_ANSWER_S_MAX):
                 await self._engine.wait_answer()
         except (TimeoutError, EngineClosedError):
             return False
@@ -131,7 +131,9 @@ class NodeApp:
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI chat stream. What can be refused is refused before the 200, as an OpenAI error object."""
         try:
-            body = msgspec.json.decode(await request.read(), type=HeadRequest)
+            body = msgspec.json.decode(await self._bodies.read(request), type=HeadRequest)
+        except NodeError as error:
+            return error_response(error)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if bool(body.messages) == bool(body.prompts):
@@ -154,15 +156,6 @@ class NodeApp:
         await response.write(SSE_DONE)
         await response.write_eof()
         return response
-
-
-async def write_in_time(response: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionResetError if nobody takes it: a frozen reader must not hold the route's slots."""
-    try:
-        async with asyncio.timeout(WRITE_S_MAX):
-            await response.write(data)
-    except TimeoutError as error:
-        raise ConnectionResetError(f"the reader took nothing for {WRITE_S_MAX:g} s") from error
 
 
 async def start_sse(request: web.Request) -> web.StreamResponse:
@@ -198,7 +191,9 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve ``app`` until the context ends."""
     # A client that goes away cancels its handler, and with it the chat on every hop.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=HEAD_S_MAX
+    )
     await runner.setup()
     try:
         await web.SockSite(runner, listener, ssl_context=tls).start()

@@ -15,8 +15,8 @@ from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import NodeError, PlanError, RequestError
 from meshnet_node.head import new_session_id
 from meshnet_node.http_guard import own_callers_only
+from meshnet_node.http_limits import BODY_BYTES_MAX, BodyReader, write_in_time
 from meshnet_node.server import (
-    BODY_BYTES_MAX,
     DRAIN_LOOK_PERIOD_S,
     SSE_DONE,
     NodeIdentity,
@@ -25,7 +25,6 @@ from meshnet_node.server import (
     run_node,
     serving,
     start_sse,
-    write_in_time,
 )
 from meshnet_node.settings import NodeSettings
 from meshnet_node.ticket_gate import TicketGate
@@ -45,6 +44,7 @@ class UpstreamApp:
         self._identity = identity
         self._upstream = upstream
         self._tickets = tickets
+        self._bodies = BodyReader()
 
     def build(self) -> web.Application:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
@@ -67,7 +67,9 @@ class UpstreamApp:
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = msgspec.json.decode(await request.read(), type=HeadRequest)
+            body = msgspec.json.decode(await self._bodies.read(request), type=HeadRequest)
+        except NodeError as error:
+            return error_response(error)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if not body.stream:

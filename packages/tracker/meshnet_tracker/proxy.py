@@ -27,6 +27,7 @@ import structlog
 
 from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, ModelKey, NodeId, SessionId, Signature
 from meshnet_protocol.messages import ChoiceSoFar, HeadRequest, RoutePlan
+from meshnet_protocol.patience import Patience
 from meshnet_protocol.routes import Route
 from meshnet_tracker.asgi import (
     COMPLETION_PATH,
@@ -241,21 +242,20 @@ class ChatProxy:
     async def _wait_route(self, tries: Tries) -> RouteDecision:
         """A reserved route. A chat that has begun waits a little for one to come back, be it the one that broke."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        patience_s = ROUTE_WAIT_S_MAX if tries.failed and tries.chat.understood[2].has_begun else 0.0
+        is_patient = bool(tries.failed) and tries.chat.understood[2].has_begun
+        patience = Patience(ROUTE_WAIT_S_MAX if is_patient else 0.0, loop.time())
         while not self._is_ending:
-            waited_s = loop.time() - began
-            is_last_look = waited_s >= patience_s
-            exclude = () if patience_s and (is_last_look or waited_s >= SAME_ROUTE_AFTER_S) else tries.failed
+            exclude = () if is_patient and patience.passed_s >= SAME_ROUTE_AFTER_S else tries.failed
             try:
-                return self._choose(tries.chat, exclude, suspects_too=is_last_look)
+                return self._choose(tries.chat, exclude, suspects_too=patience.is_over)
             except RouteOnTrialError:
-                if is_last_look:
+                if patience.is_over:
                     raise
             except NoRouteError as error:
-                if is_last_look:
+                if patience.is_over:
                     raise (tries.loss() if tries.failure else error) from tries.failure
             await asyncio.sleep(ROUTE_LOOK_PERIOD_S)
+            patience.look(loop.time())
         raise ShuttingDownError(STOPPING)
 
     def _choose(self, chat: Chat, exclude: Collection[Signature], *, suspects_too: bool) -> RouteDecision:
@@ -292,7 +292,8 @@ class ChatProxy:
         finally:
             del self._running[decision.reservation]
             chat.end_attempt(failure)
-        self._learn(chat, decision)
+        if not watch.has_slept:
+            self._learn(chat, decision)
 
     async def _relay_from_head(
         self, chat: Chat, reply: ChatReply, route: Route, watch: AttemptWatch, request: HeadRequest

@@ -12,6 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from meshnet_protocol.ids import ModelKey
+from meshnet_protocol.patience import Patience
 from meshnet_tracker.errors import OverloadedError, RateLimitedError
 from meshnet_tracker.fair_queue import FairQueue
 
@@ -70,16 +71,17 @@ class Turnstile:
 
     async def _wait(self, queue: FairQueue[_Place], place: _Place, until: float) -> None:
         loop = asyncio.get_running_loop()
+        patience = Patience(until - loop.time(), loop.time())
         while not place.turn.is_set():
-            left_s = until - loop.time()
-            if left_s <= 0:
+            if patience.is_over:
                 raise OverloadedError(
                     "No route took the request in time: each is full, or tried by others after it failed."
                 )
             try:
-                async with asyncio.timeout(min(left_s, LOOK_PERIOD_S)):
+                async with asyncio.timeout(min(patience.next_look_s, LOOK_PERIOD_S)):
                     await place.turn.wait()
             except TimeoutError:
+                patience.look(loop.time())
                 if queue.first() is place:
                     queue.take()
                     return
