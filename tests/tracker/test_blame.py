@@ -103,7 +103,7 @@ def test_a_head_that_the_tracker_lost_is_at_fault_and_suspected() -> None:
     fleet, ids = fleet_of(whole="0-39")
     blame = Blame()
     route = route_over(router_of(fleet, blame), fleet, 0.0)
-    failure = AttemptFailedError("reset", culprit=ids["whole"], is_unreachable=True)
+    failure = AttemptFailedError("reset", culprit=ids["whole"], wants_probe=True)
 
     assert list(blame.judge(route, failure, now=1.0)[1]) == [NodeFaulted(ids["whole"]), NodeSuspected(ids["whole"])]
 

@@ -161,12 +161,46 @@ async def test_a_client_that_stops_in_the_middle_of_its_body_is_given_up(monkeyp
     head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{"
     async with mesh({}) as (tracker, _):
         host, port = tracker.url.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(head)
+        answer = await reader.read()
         (finished,) = await finished_chats(tracker)
         writer.close()
 
-    assert finished["outcome"] == "client_gone"
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"request_timeout" in answer
+    assert finished["outcome"] == "client_error"
+
+
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/nodes/register"])
+async def test_a_body_that_trickles_in_holds_its_place_no_longer_than_one_that_stops(
+    path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(body_reader, "BODY_SILENCE_S_MAX", 0.3)
+    async with mesh({}) as (tracker, _), asyncio.TaskGroup() as tasks:
+        host, port = tracker.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{" % path)
+        answer = tasks.create_task(reader.read())
+        async with asyncio.timeout(5):
+            while not answer.done():
+                writer.write(b" ")
+                await asyncio.wait([answer], timeout=0.02)
+        writer.close()
+        assert (await answer).startswith(b"HTTP/1.1 408")
+
+
+async def test_a_slow_body_that_keeps_coming_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body_reader, "BODY_SILENCE_S_MAX", 0.3)
+    body = json.dumps(CHAT | {"user": "x" * 8000}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(body), 400):
+            yield body[start : start + 400]
+            await asyncio.sleep(0.03)
+
+    async with mesh({}) as (tracker, _), post(tracker, pieces()) as response:
+        assert response.status == 200
 
 
 async def test_the_control_path_answers_at_once_while_every_chat_hangs() -> None:

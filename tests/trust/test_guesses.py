@@ -6,10 +6,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from meshnet_protocol.messages import Leave
 from meshnet_tracker import guesses
 from meshnet_tracker.guesses import GUESSES_MAX, WINDOW_S, Guesses
 from meshnet_tracker.settings import TrackerSettings
-from meshnet_tracker.testing import running_head, running_tracker
+from meshnet_tracker.testing import NodeVoice, make_registration, running_head, running_tracker
 
 from .test_access import ADMIN_KEY, CLIENT_KEY, GUARDED, ask
 
@@ -62,6 +63,42 @@ async def test_guesses_at_api_keys_end_in_a_429_and_a_right_key_from_there_still
     assert 0 < int(headers["retry-after"]) <= WINDOW_S
     assert (other, right, chat) == (429, [200, 200], 200)
     assert (none, health) == (401, 200), "who shows no key does not guess, and health is for everybody"
+
+
+async def test_guesses_at_the_join_token_end_in_a_429_and_the_right_one_from_there_still_works() -> None:
+    async with running_tracker(join_tokens=("only-friends-know-this",)) as tracker, running_head() as head:
+        stranger = NodeVoice(tracker.url, join_token="a wrong one")
+        node = make_registration("box", "0-39", wallet=stranger.wallet, url=head.url)
+        answers = [await stranger.say("register", node) for _ in range(GUESSES_MAX + 1)]
+        friend = NodeVoice(tracker.url, join_token="only-friends-know-this")
+        right, _ = await friend.say("register", make_registration("good", "0-39", wallet=friend.wallet, url=head.url))
+        shy = NodeVoice(tracker.url)
+        none, _ = await shy.say("register", make_registration("shy", "0-39", wallet=shy.wallet, url=head.url))
+
+    assert [status for status, _ in answers] == [403] * GUESSES_MAX + [429]
+    assert answers[-1][1]["error"]["code"] == "too_many_wrong_proofs"
+    assert (right, none) == (200, 403), "who shows no token does not guess"
+
+
+async def test_forged_signatures_of_nodes_are_counted_too() -> None:
+    async with running_tracker() as tracker, running_head() as head:
+        owner, thief = NodeVoice(tracker.url), NodeVoice(tracker.url)
+        node = make_registration("box", "0-39", wallet=owner.wallet, url=head.url)
+        await owner.say("register", node)
+        leave = Leave(node_id=node.node_id, incarnation=node.incarnation)
+        answers = [await thief.say("leave", leave) for _ in range(GUESSES_MAX + 1)]
+        mine, _ = await owner.say("leave", leave)
+
+    assert [status for status, _ in answers] == [401] * GUESSES_MAX + [429]
+    assert mine == 200
+
+
+async def test_a_members_question_with_a_wrong_token_is_a_guess() -> None:
+    async with running_tracker(**{**GUARDED, "join_tokens": ("only-friends-know-this",)}) as tracker:
+        stranger = NodeVoice(tracker.url, join_token="a wrong one")
+        answers = [await stranger.ask("/v1/nodes/pass") for _ in range(GUESSES_MAX + 1)]
+
+    assert [status for status, _ in answers] == [403] * GUESSES_MAX + [429]
 
 
 async def test_guesses_at_the_login_are_told_to_wait_and_the_owner_gets_in() -> None:

@@ -19,6 +19,7 @@ from random import Random
 
 from meshnet_node.engine.api import Engine, EngineSession
 from meshnet_node.errors import NodeError, NoFreeSlotError
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Sampling
@@ -86,7 +87,7 @@ class Admission:
         self._waiting[future] = request
         patience_s = self._queue_timeout_s * self._rng.uniform(PATIENCE_SHARE_MIN, 1.0)
         try:
-            async with asyncio.timeout(patience_s):
+            async with AwakeTimeout(patience_s):
                 return await future
         except BaseException as error:
             self._waiting.pop(future, None)

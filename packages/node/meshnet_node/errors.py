@@ -170,6 +170,16 @@ class ContextOverflowError(RequestError):
         self.context_tokens = context_tokens
 
 
+class BodyTooLargeError(RequestError):
+    code = "body_too_large"
+    http_status = 413
+
+
+class BodyTooSlowError(RequestError):
+    code = "body_too_slow"
+    http_status = 408
+
+
 class PlanError(NodeError):
     code = "plan"
     http_status = 409
@@ -195,6 +205,11 @@ class NoFreeSlotError(NodeError):
         queue = f" and {waiting} wait for one" if waiting else ""
         queue += f", and none came free in {waited_s:.1f} s" if waited_s else ""
         super().__init__(f"all {slots} slots are taken{queue}; try again soon, or start the node with more --slots")
+
+
+class OverloadedError(NodeError):
+    code = "overloaded"
+    http_status = 503
 
 
 class UpstreamError(NodeError):

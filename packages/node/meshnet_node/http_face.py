@@ -1,6 +1,5 @@
 """What the HTTP faces of both kinds of node have in common: a port, a server, and how answers are written."""
 
-import asyncio
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -10,10 +9,8 @@ from aiohttp import web
 
 from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import NodeError, SettingsError
+from meshnet_node.http_limits import HEAD_S_MAX
 
-BODY_BYTES_MAX = 64 * 1024 * 1024
-WRITE_S_MAX = 60.0
-"""How long a reader of a stream may take nothing. The tracker gives up on its own clients sooner."""
 SSE_DONE = b"data: [DONE]\n\n"
 
 
@@ -34,7 +31,9 @@ async def serving(
 ) -> AsyncIterator[None]:
     """Serve ``app`` until the context ends."""
     # A client that goes away cancels its handler, and with it the chat on every hop.
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0)
+    runner = web.AppRunner(
+        app, handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=HEAD_S_MAX
+    )
     await runner.setup()
     try:
         await web.SockSite(runner, listener, ssl_context=tls).start()
@@ -53,15 +52,6 @@ async def start_sse(request: web.Request) -> web.StreamResponse:
     )
     await response.prepare(request)
     return response
-
-
-async def write_in_time(response: web.StreamResponse, data: bytes) -> None:
-    """Raises ConnectionResetError if nobody takes it: a frozen reader must not hold the route's slots."""
-    try:
-        async with asyncio.timeout(WRITE_S_MAX):
-            await response.write(data)
-    except TimeoutError as error:
-        raise ConnectionResetError(f"the reader took nothing for {WRITE_S_MAX:g} s") from error
 
 
 def error_response(error: NodeError) -> web.Response:

@@ -13,6 +13,7 @@ import aiohttp
 import structlog
 
 from meshnet_node.errors import LinkError, RemoteHopError
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
     CloseSession,
@@ -29,6 +30,7 @@ from meshnet_protocol.frames import (
 )
 from meshnet_protocol.ids import NodeId, SessionId
 from meshnet_protocol.messages import RoutePlan
+from meshnet_protocol.patience import LOOK_S_MAX, AwakeTime
 
 LINK_PATH = "/v1/link"
 SILENCE_S_MAX = 60.0
@@ -74,7 +76,9 @@ class DownstreamSession:
         self._link = link
         self.session_id = session_id
         self._silence_s_max = silence_s_max
-        self._heard_at = monotonic()
+        self._heard_at = link.awake_s()
+        self._frames_before = 0
+        """Of the link, when the session last heard something or began to wait."""
         self._waiting: dict[int, asyncio.Future[StepReply | SessionOpened]] = {}
         self._failure: LinkError | RemoteHopError | None = None
         self.held_tokens = 0
@@ -135,34 +139,39 @@ class DownstreamSession:
     async def _send(self, header: FrameHeader, payload: bytes | memoryview = b"") -> None:
         """A peer that does not read fills the socket's buffers, and would hold the sender for ever."""
         try:
-            async with asyncio.timeout(self._silence_s_max):
+            async with AwakeTimeout(self._silence_s_max):
                 await self._link.send(header, payload)
         except TimeoutError as error:
             raise LinkError(self._link.node_id, f"takes nothing any more, for {self._silence_s_max:g} s") from error
 
     async def _wait(self, future: asyncio.Future[StepReply | SessionOpened]) -> StepReply | SessionOpened:
         while not future.done():
-            patience_s = self._heard_at + self._silence_s_max - monotonic()
+            patience_s = self._heard_at + self._silence_s_max - self._link.awake_s()
             if patience_s <= 0:
-                await self._link.give_up_if_silent(self._silence_s_max)
+                if self._link.frames_heard == self._frames_before:
+                    await self._link.give_up()
                 raise LinkError(self._link.node_id, f"no reply within {self._silence_s_max:g} s")
-            await asyncio.wait((future,), timeout=patience_s)
+            await asyncio.wait((future,), timeout=min(patience_s, LOOK_S_MAX))
         return future.result()
 
     def _expect(self, position: int) -> asyncio.Future[StepReply | SessionOpened]:
         if self._failure is not None:
             raise self._failure
         if not self._waiting:
-            self._heard_at = monotonic()
+            self._note_life()
         future: asyncio.Future[StepReply | SessionOpened] = asyncio.get_running_loop().create_future()
         self._waiting[position] = future
         return future
 
     def _resolve(self, position: int, reply: StepReply | SessionOpened) -> None:
-        self._heard_at = monotonic()
+        self._note_life()
         future = self._waiting.pop(position, None)
         if future is not None and not future.done():
             future.set_result(reply)
+
+    def _note_life(self) -> None:
+        self._heard_at = self._link.awake_s()
+        self._frames_before = self._link.frames_heard
 
 
 class HopLink:
@@ -171,7 +180,9 @@ class HopLink:
     def __init__(self, node_id: NodeId, socket: aiohttp.ClientWebSocketResponse) -> None:
         self.node_id = node_id
         self._socket = socket
-        self._heard_at = monotonic()
+        self._awake = AwakeTime(monotonic())
+        self._looking: asyncio.TimerHandle | None = None
+        self.frames_heard = 0
         self._sessions: dict[SessionId, DownstreamSession] = {}
 
     @property
@@ -195,12 +206,15 @@ class HopLink:
         except (aiohttp.ClientError, ConnectionError, RuntimeError) as error:
             raise LinkError(self.node_id, f"the link broke: {error}") from error
 
-    async def give_up_if_silent(self, silence_s_max: float) -> None:
+    def awake_s(self) -> float:
+        """Time by which the other end's silence is measured: this node's own sleep is none of it."""
+        return self._awake.look(monotonic())
+
+    async def give_up(self) -> None:
         """A link that brings no word of any session leads nowhere: the next chat must try to connect anew."""
-        if monotonic() - self._heard_at >= silence_s_max:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_S_MAX):
-                    await self._socket.close()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S_MAX):
+                await self._socket.close()
 
     async def close(self) -> None:
         await self._socket.close()
@@ -208,6 +222,7 @@ class HopLink:
     async def read(self) -> None:
         """Hand frames to their sessions until the connection ends, then fail what still waits."""
         reason = "the link was closed by the other end"
+        self._keep_looking()
         try:
             async for message in self._socket:
                 if message.type is not aiohttp.WSMsgType.BINARY:
@@ -215,7 +230,7 @@ class HopLink:
                 header, _ = decode_frame(message.data)
                 if isinstance(header, Greeting | LinkProof):
                     raise RemoteProtocolError(f"a second {type(header).__name__}")
-                self._heard_at = monotonic()
+                self.frames_heard += 1
                 if (session := self._sessions.get(_session_of(header))) is not None:
                     session.accept(header)
         except RemoteProtocolError as error:
@@ -228,7 +243,13 @@ class HopLink:
             for session in self._sessions.values():
                 session.fail(LinkError(self.node_id, reason))
             self._sessions.clear()
+            if self._looking is not None:
+                self._looking.cancel()
             await self._socket.close()
+
+    def _keep_looking(self) -> None:
+        self.awake_s()
+        self._looking = asyncio.get_running_loop().call_later(LOOK_S_MAX, self._keep_looking)
 
 
 def _session_of(header: OpenSession | SessionOpened | Step | StepReply | SessionFailed | CloseSession) -> SessionId:

@@ -9,6 +9,7 @@ import aiohttp
 from meshnet_node.errors import LinkError
 from meshnet_node.link import CLOSE_S_MAX, LINK_PATH, PING_PERIOD_S, HopLink
 from meshnet_node.link_identity import NO_WALLET, LinkIdentity, check_answer
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import FRAME_BYTES_MAX, Greeting, check_greeting, decode_frame, encode_frame
 from meshnet_protocol.ids import NodeId, WalletId
@@ -83,7 +84,7 @@ class LinkPool:
 
     async def _connect(self, node_id: NodeId, url: str, wallet: WalletId) -> HopLink:
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
+            async with AwakeTimeout(self._connect_timeout_s):
                 socket = await self._http.ws_connect(
                     url.rstrip("/") + LINK_PATH,
                     max_msg_size=FRAME_BYTES_MAX,

@@ -18,6 +18,7 @@ from meshnet_node.errors import LinkError, NodeError, RemoteHopError, SessionFor
 from meshnet_node.link import GREETING_S_MAX, PING_PERIOD_S, idle_s_max
 from meshnet_node.link_identity import NO_WALLET, proven_wallet
 from meshnet_node.relay import STEPS_IN_FLIGHT_MAX, HopService, HopSession
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.frames import (
     FRAME_BYTES_MAX,
@@ -36,9 +37,12 @@ from meshnet_protocol.frames import (
     encode_frame,
 )
 from meshnet_protocol.ids import NodeId, SessionId, WalletId
+from meshnet_protocol.patience import Patience
 
 CLOSE_REASON_BYTES_MAX = 120
 LOOK_PERIOD_S_MIN = 0.05
+LINKS_MAX = 1024
+"""From others, at a time."""
 
 log = structlog.get_logger()
 
@@ -48,16 +52,27 @@ class LinkServer:
 
     def __init__(self, hops: HopService) -> None:
         self._hops = hops
+        self._link_count = 0
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         """One link, until the other end closes it or breaks the protocol; its sessions end with it."""
         if request.headers.get("Origin"):
             # Browsers send it and hops do not: a web page must not reach a node on its reader's machine.
             raise web.HTTPForbidden(text="links are for nodes, not for web pages")
+        if self._link_count >= LINKS_MAX:
+            raise web.HTTPServiceUnavailable(text=f"{LINKS_MAX} nodes are linked to this one already")
+        self._link_count += 1
+        try:
+            return await self._serve(request)
+        finally:
+            self._link_count -= 1
+
+    async def _serve(self, request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=FRAME_BYTES_MAX, heartbeat=PING_PERIOD_S, compress=False)
         await socket.prepare(request)
         try:
-            peer = await self._greet(socket)
+            async with AwakeTimeout(GREETING_S_MAX):
+                peer = await self._greet(socket)
         except (RemoteProtocolError, TimeoutError, ConnectionError) as error:
             await _refuse(request, socket, str(error) or f"no greeting within {GREETING_S_MAX:g} s")
             return socket
@@ -78,7 +93,7 @@ class LinkServer:
 
         Raises RemoteProtocolError unless it begins with a greeting that this node can agree with.
         """
-        theirs, _ = _frame_of(await socket.receive(timeout=GREETING_S_MAX))
+        theirs, _ = _frame_of(await socket.receive())
         if not isinstance(theirs, Greeting):
             raise RemoteProtocolError(f"the first frame is {type(theirs).__name__}, not a greeting; update that node")
         check_greeting(theirs, self._hops.identity.greeting)
@@ -86,7 +101,7 @@ class LinkServer:
         await socket.send_bytes(encode_frame(mine))
         if not theirs.wallet:
             return NO_WALLET
-        proof, _ = _frame_of(await socket.receive(timeout=GREETING_S_MAX))
+        proof, _ = _frame_of(await socket.receive())
         if not isinstance(proof, LinkProof):
             raise RemoteProtocolError(f"{type(proof).__name__} instead of a proof of its wallet")
         return proven_wallet(theirs, mine, proof)
@@ -98,19 +113,21 @@ class _Inbound:
 
     owner: asyncio.Task[None]
     """Keeps the session open; to cancel it is to close the session."""
-    heard_at: float
+    idle: Patience
+    """With the hop before, as long as it sends no step."""
     session: HopSession | None = None
     steps_in_flight: int = 0
 
 
-async def _wait_until_forsaken(inbound: _Inbound, patience_s: float) -> None:
+async def _wait_until_forsaken(inbound: _Inbound) -> None:
     """A hop that froze, or whose network is gone, closes nothing: its sessions must not keep their slots for ever.
 
-    Raises SessionForsakenError when no step has come for ``patience_s``.
+    Raises SessionForsakenError when no step has come for as long as that is borne.
     """
-    while (left_s := inbound.heard_at + patience_s - monotonic()) > 0 or inbound.steps_in_flight:  # noqa: ASYNC110
-        await asyncio.sleep(max(left_s, LOOK_PERIOD_S_MIN))
-    raise SessionForsakenError(patience_s)
+    while not inbound.idle.is_over or inbound.steps_in_flight:
+        await asyncio.sleep(max(inbound.idle.next_look_s, LOOK_PERIOD_S_MIN))
+        inbound.idle.look(monotonic())
+    raise SessionForsakenError(inbound.idle.seconds)
 
 
 class _InboundLink:
@@ -150,7 +167,7 @@ class _InboundLink:
         if session_id in self._sessions:
             raise RemoteProtocolError(f"session {session_id} is open already")
         owner = self._tasks.create_task(self._own(request), name=f"session {session_id}")
-        self._sessions[session_id] = _Inbound(owner, heard_at=monotonic())
+        self._sessions[session_id] = _Inbound(owner, Patience(idle_s_max(request.plan), monotonic()))
 
     def _end(self, session_id: SessionId, *, remember: tuple[bytes, ...] = ()) -> None:
         if (inbound := self._sessions.pop(session_id, None)) is not None:
@@ -166,7 +183,7 @@ class _InboundLink:
         if inbound.steps_in_flight >= STEPS_IN_FLIGHT_MAX:
             raise RemoteProtocolError(f"more than {STEPS_IN_FLIGHT_MAX} steps of one session in flight")
         inbound.steps_in_flight += 1
-        inbound.heard_at = monotonic()
+        inbound.idle.renew(monotonic())
         self._tasks.create_task(self._run_step(inbound, inbound.session, step, payload))
 
     async def _own(self, request: OpenSession) -> None:
@@ -182,7 +199,7 @@ class _InboundLink:
                         session_id=session_id, context_tokens=session.context_tokens, held_tokens=session.held_tokens
                     )
                 )
-                await _wait_until_forsaken(inbound, idle_s_max(request.plan))  # closed before: the owner is cancelled
+                await _wait_until_forsaken(inbound)  # closed before: the owner is cancelled
         except Exception as error:
             await self._fail(session_id, error)
 

@@ -18,11 +18,14 @@ from aiohttp import web
 from meshnet_node.chat_writer import error_body
 from meshnet_node.engine.api import Engine, HeldFile
 from meshnet_node.errors import NoPassError, SourceError
+from meshnet_node.http_limits import write_in_time
 from meshnet_node.reader_gate import ReaderGate
 from meshnet_protocol.messages import SharedFile
 from meshnet_protocol.tickets import PASS_HEADER
 
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
+PIECE_BYTES_MAX = 256 * 1024
+"""In memory for one reader, however slow."""
 ANSWERS_AT_ONCE_MAX = 2
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
@@ -51,7 +54,7 @@ class ModelServer:
         )
         return web.json_response(body=msgspec.json.encode(shared))
 
-    async def serve_file(self, request: web.Request) -> web.Response:
+    async def serve_file(self, request: web.Request) -> web.StreamResponse:
         held = await self._held(request)
         match = _RANGE.fullmatch(request.headers.get("Range", "bytes=0-"))
         start = int(match[1]) if match else held.byte_count
@@ -61,13 +64,27 @@ class ModelServer:
         if end <= start:
             headers["Content-Range"] = f"bytes */{held.byte_count}"
             return web.Response(status=416, headers=headers, text="this node does not hold these bytes\n")
-        async with self._turns:
-            try:
-                data = await asyncio.to_thread(held.read, start, end)
-            except SourceError as error:
-                return web.Response(status=410, text=f"{error}\n")
+        try:
+            piece = await self._read(held, start, end)
+        except SourceError as error:
+            return web.Response(status=410, text=f"{error}\n")
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{held.byte_count}"
-        return web.Response(status=206, headers=headers, body=data, content_type="application/octet-stream")
+        headers["Content-Type"] = "application/octet-stream"
+        response = web.StreamResponse(status=206, headers=headers)
+        response.content_length = end - start
+        await response.prepare(request)
+        while True:
+            await write_in_time(response, piece)
+            start += len(piece)
+            if start >= end:
+                break
+            piece = await self._read(held, start, end)
+        await response.write_eof()
+        return response
+
+    async def _read(self, held: HeldFile, start: int, end: int) -> bytes:
+        async with self._turns:
+            return await asyncio.to_thread(held.read, start, min(end, start + PIECE_BYTES_MAX))
 
     async def serve_manifest(self, request: web.Request) -> web.Response:
         if not (await self._held(request)).is_whole:

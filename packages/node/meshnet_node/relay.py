@@ -26,6 +26,7 @@ from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
 from meshnet_node.ticket_gate import UNLIMITED, Permit, TicketGate
 from meshnet_node.wallet import Wallet
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.frames import Greeting, OpenSession, SessionOpened, Step, StepReply
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
@@ -219,7 +220,7 @@ class HopService:
         following = request.plan.hops[request.hop_index + 1]
         patience_s = silence_s_max(request.plan, request.hop_index)
         try:
-            async with asyncio.timeout(patience_s):
+            async with AwakeTimeout(patience_s):
                 link = await self._links.wait_link(following.node_id, following.url, following.wallet)
         except TimeoutError as error:
             raise LinkError(following.node_id, f"no connection within {patience_s:g} s") from error

@@ -21,8 +21,9 @@ from meshnet_node.chat_writer import ChatWriter
 from meshnet_node.engine.api import Engine, EngineOptions, available_memory, check_memory
 from meshnet_node.errors import EngineClosedError, NodeError, RequestError
 from meshnet_node.head import ChatService
-from meshnet_node.http_face import BODY_BYTES_MAX, SSE_DONE, bind, error_response, serving, start_sse, write_in_time
+from meshnet_node.http_face import SSE_DONE, bind, error_response, serving, start_sse
 from meshnet_node.http_guard import own_callers_only
+from meshnet_node.http_limits import BODY_BYTES_MAX, BodyReader, write_in_time
 from meshnet_node.link import LINK_PATH
 from meshnet_node.link_identity import LinkIdentity
 from meshnet_node.link_pool import LinkPool
@@ -38,6 +39,7 @@ from meshnet_node.ticket_gate import TicketGate
 from meshnet_node.tracker_client import Membership, TrackerClient
 from meshnet_node.tracker_reads import TrackerReads
 from meshnet_node.wallet import Wallet
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import HeadRequest, Registration
 
@@ -63,6 +65,7 @@ class NodeApp:
         self._engine = engine
         self._readers = readers
         self._admission = admission
+        self._bodies = BodyReader()
         hops = HopService(identity.node_id, engine, links, admission, tickets, identity.wallet)
         self._chats = ChatService(hops)
         self._links = LinkServer(hops)
@@ -97,7 +100,7 @@ class NodeApp:
 
     async def _is_engine_well(self) -> bool:
         try:
-            async with asyncio.timeout(ENGINE_ANSWER_S_MAX):
+            async with AwakeTimeout(ENGINE_ANSWER_S_MAX):
                 await self._engine.wait_answer()
         except (TimeoutError, EngineClosedError):
             return False
@@ -106,7 +109,9 @@ class NodeApp:
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         """An OpenAI chat stream. What can be refused is refused before the 200, as an OpenAI error object."""
         try:
-            body = msgspec.json.decode(await request.read(), type=HeadRequest)
+            body = msgspec.json.decode(await self._bodies.read(request), type=HeadRequest)
+        except NodeError as error:
+            return error_response(error)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if bool(body.messages) == bool(body.prompts):

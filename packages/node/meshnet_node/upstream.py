@@ -21,6 +21,7 @@ import msgspec
 
 from meshnet_node.errors import ContextOverflowError, UpstreamError, UpstreamRefusalError
 from meshnet_node.upstream_dialect import AnswerReader, UpstreamAsk, asks_of, sum_usage
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import ChatChunk, Choice, Delta, HeadRequest, ModelCard, Usage
 
@@ -68,7 +69,7 @@ class Upstream:
         """Whether the server behind answers. It is asked for its models: a chat would take somebody's place."""
         try:
             async with (
-                asyncio.timeout(ANSWER_S_MAX),
+                AwakeTimeout(ANSWER_S_MAX),
                 self._http.get(f"{self._url}/models", headers=self._headers) as response,
             ):
                 return response.status == 200

@@ -11,8 +11,9 @@ from aiohttp import web
 
 from meshnet_node.chat_writer import error_body
 from meshnet_node.errors import NodeError, PlanError, RequestError
-from meshnet_node.http_face import BODY_BYTES_MAX, SSE_DONE, bind, error_response, serving, start_sse, write_in_time
+from meshnet_node.http_face import SSE_DONE, bind, error_response, serving, start_sse
 from meshnet_node.http_guard import own_callers_only
+from meshnet_node.http_limits import BODY_BYTES_MAX, BodyReader, write_in_time
 from meshnet_node.member_life import NodeIdentity, client_session, live_until_stopped, run_process
 from meshnet_node.own_plan import plan_alone
 from meshnet_node.settings import NodeSettings
@@ -32,6 +33,7 @@ class UpstreamApp:
         self._identity = identity
         self._upstream = upstream
         self._tickets = tickets
+        self._bodies = BodyReader()
 
     def build(self) -> web.Application:
         app = web.Application(client_max_size=BODY_BYTES_MAX, middlewares=[own_callers_only(self._identity.url)])
@@ -54,7 +56,9 @@ class UpstreamApp:
 
     async def serve_chat(self, request: web.Request) -> web.StreamResponse:
         try:
-            body = msgspec.json.decode(await request.read(), type=HeadRequest)
+            body = msgspec.json.decode(await self._bodies.read(request), type=HeadRequest)
+        except NodeError as error:
+            return error_response(error)
         except msgspec.MsgspecError as error:
             return error_response(RequestError(f"the request body is not a chat request: {error}"))
         if not body.stream:

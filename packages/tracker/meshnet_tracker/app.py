@@ -39,7 +39,8 @@ from meshnet_tracker.asgi import (
     client_address,
     send_error,
 )
-from meshnet_tracker.errors import NodeProofError
+from meshnet_tracker.body_reader import paced
+from meshnet_tracker.errors import NodeProofError, TooManyGuessesError
 from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.openai_errors import (
     HttpError,
@@ -91,6 +92,7 @@ class TrackerApp:
             await self._rest(scope, receive, send)
             return
         request_id = f"req_{uuid.uuid4().hex}"
+        receive = paced(receive)
         headers = dict(scope["headers"])
         asked = scope.get("raw_path") or scope["path"].encode()
         asked += b"?" + scope["query_string"] if scope["query_string"] else b""
@@ -137,8 +139,9 @@ class TrackerApp:
             return None
         try:
             texts = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
-            self._check_reader(texts, asked.decode("latin-1"))
-        except NodeProofError as error:
+            with self._guesses.counting(client_address(scope), self._clock()):
+                self._check_reader(texts, asked.decode("latin-1"))
+        except (NodeProofError, TooManyGuessesError) as error:
             return to_http(error)
         return None
 

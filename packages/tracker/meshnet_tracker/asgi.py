@@ -1,9 +1,9 @@
 """The few ASGI words that the endpoints of chats and the app around it share."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_tracker.errors import ClientGoneError
 from meshnet_tracker.openai_errors import HttpError
 
@@ -46,7 +46,7 @@ def bounded_send(send: Send) -> Send:
 
     async def send_or_give_up(message: Message) -> None:
         try:
-            async with asyncio.timeout(CLIENT_WRITE_S_MAX):
+            async with AwakeTimeout(CLIENT_WRITE_S_MAX):
                 await send(message)
         except OSError as error:  # TimeoutError is one too.
             raise ClientGoneError(f"the client stopped reading: {type(error).__name__}") from error

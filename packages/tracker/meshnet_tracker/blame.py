@@ -37,7 +37,7 @@ class Blame:
             guilty = self.links.report(reporter, culprit, now)
             faulted = [NodeFaulted(guilty)] if guilty else []
             return (reporter, culprit), [NodeSuspected(culprit), *faulted]
-        if failure.is_unreachable:
+        if failure.wants_probe:
             return (culprit,), [NodeFaulted(culprit), NodeSuspected(culprit)]
         return (culprit,), [NodeFaulted(culprit)]
 

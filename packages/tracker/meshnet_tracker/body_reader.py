@@ -1,4 +1,4 @@
-"""Reading request bodies: refused by their announced size before a byte is read, and bounded all together.
+"""Reading request bodies: refused by their announced size before a byte is read, bounded all together, and in time.
 
 Every body may be large (images, long documents), but not every one at a time: beyond ``BODIES_BYTES_MAX`` in all, a
 further one is told to come again, whatever its size.
@@ -6,13 +6,14 @@ further one is told to come again, whatever its size.
 
 import asyncio
 
+from meshnet_protocol.awake_timeout import AwakeTimeout
+from meshnet_protocol.patience import BODY_BYTES_PER_S_MIN, BODY_SILENCE_S_MAX, Patience
 from meshnet_tracker.asgi import Message, Receive, Scope
-from meshnet_tracker.errors import BodyTooLargeError, ClientGoneError, OverloadedError
+from meshnet_tracker.errors import BodyTooLargeError, BodyTooSlowError, ClientGoneError, OverloadedError
 
 BODY_BYTES_MAX = 32 * 1024 * 1024
 BODIES_BYTES_MAX = 256 * 1024 * 1024
-BODY_SILENCE_S_MAX = 30.0
-"""How long a client may send nothing in the middle of its body."""
+TOO_SLOW = f"The body came too slowly, or stopped: send at least {BODY_BYTES_PER_S_MIN} bytes/s."
 
 
 class BodyReader:
@@ -28,7 +29,9 @@ class BodyReader:
         received_bytes = 0
         try:
             while True:
-                message = await _receive_in_time(receive)
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError("the client left while it was sending")
                 part = message.get("body", b"")
                 received_bytes += len(part)
                 self._held_bytes += len(part)
@@ -42,15 +45,28 @@ class BodyReader:
             self._held_bytes -= received_bytes
 
 
-async def _receive_in_time(receive: Receive) -> Message:
-    try:
-        async with asyncio.timeout(BODY_SILENCE_S_MAX):
-            message = await receive()
-    except TimeoutError as error:
-        raise ClientGoneError("the client stopped in the middle of its request") from error
-    if message["type"] == "http.disconnect":
-        raise ClientGoneError("the client left while it was sending")
-    return message
+def paced(receive: Receive) -> Receive:
+    """``receive`` of a request whose body must come at a least rate: no byte now and then may hold a place for ever.
+
+    It raises BodyTooSlowError. What comes behind the body may take as long as it likes.
+    """
+    patience = Patience(BODY_SILENCE_S_MAX, asyncio.get_running_loop().time())
+    is_whole = False
+
+    async def receive_in_time() -> Message:
+        nonlocal is_whole
+        if is_whole:
+            return await receive()
+        try:
+            async with AwakeTimeout(patience):
+                message = await receive()
+        except TimeoutError as error:
+            raise BodyTooSlowError(TOO_SLOW) from error
+        patience.earn(len(message.get("body", b"")) / BODY_BYTES_PER_S_MIN)
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return receive_in_time
 
 
 def _announced_bytes(scope: Scope) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from meshnet_protocol.patience import Patience
 from meshnet_tracker.openai_errors import HttpError, error_object
 
 HEAD_BYTES_MAX = 64 * 1024
@@ -59,7 +60,17 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _await_head(self) -> None:
         self._stop_timer()
-        self._head_timer = self.loop.call_later(HEAD_S_MAX, self._give_up)
+        self._look_later(Patience(HEAD_S_MAX, self.loop.time()))
+
+    def _look_later(self, patience: Patience) -> None:
+        self._head_timer = self.loop.call_later(patience.next_look_s, self._look, patience)
+
+    def _look(self, patience: Patience) -> None:
+        patience.look(self.loop.time())
+        if patience.is_over:
+            self._give_up()
+        else:
+            self._look_later(patience)
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

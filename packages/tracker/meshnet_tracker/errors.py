@@ -9,9 +9,11 @@ TrackerError
 │   ├── StaleProofError               it was, once: signed for another run, too long ago, or said before
 │   ├── BadSignatureError             it is not signed by the wallet it is said for
 │   └── NotAdmittedError              a wallet that may not join
+├── TooManyGuessesError               such, one after the other from one address
 ├── ClientError                       the sender of the chat is at fault
 │   ├── MalformedRequestError         not what the endpoint accepts
 │   ├── BodyTooLargeError
+│   ├── BodyTooSlowError              it came a little at a time, or stopped in its middle
 │   ├── UnknownModelError
 │   ├── InvalidRouteError             a pinned route that can never work
 │   └── RefusedByHeadError            the head's own 4xx, handed on as it is
@@ -20,7 +22,8 @@ TrackerError
 │   ├── RouteUnavailableError         a pinned route whose nodes are not ready
 │   ├── NodeLostError                 every route that was tried broke
 │   ├── OverloadedError               every route that was tried was full
-│   │   └── RateLimitedError          ... and this client has more waiting than anybody
+│   │   ├── RateLimitedError          ... and this client has more waiting than anybody
+│   │   └── RouteOnTrialError         what is left has failed lately, and somebody else is trying it
 │   └── ShuttingDownError             the tracker was told to stop, and the chat would not end in time
 ├── AttemptFailedError                one route failed one chat; another may still serve it
 └── ClientGoneError                   nobody is listening any more
@@ -54,7 +57,11 @@ class UnreachableNodeError(RegistrationRefusedError):
 
 
 class NodeProofError(TrackerError):
-    """A node's request without a proof that it is the node's own."""
+    """A node's request without a proof that it is the node's own. ``is_guess``: it has one, and that is wrong."""
+
+    def __init__(self, message: str, *, is_guess: bool = False) -> None:
+        super().__init__(message)
+        self.is_guess = is_guess
 
 
 class StaleProofError(NodeProofError):
@@ -67,6 +74,14 @@ class BadSignatureError(NodeProofError):
 
 class NotAdmittedError(NodeProofError):
     """A wallet that may not join; the message says what its owner or the tracker's can do."""
+
+
+class TooManyGuessesError(TrackerError):
+    """One wrong proof after the other from one address; ``wait_s``: when it may try again."""
+
+    def __init__(self, wait_s: int) -> None:
+        super().__init__(f"wrong signatures or join tokens, too often from this address: wait {wait_s} s")
+        self.wait_s = wait_s
 
 
 class ClientError(TrackerError):
@@ -87,6 +102,10 @@ class MalformedRequestError(ClientError):
 
 class BodyTooLargeError(ClientError):
     """The body exceeds the endpoint's limit."""
+
+
+class BodyTooSlowError(ClientError):
+    """The body does not come, or hardly."""
 
 
 class UnknownModelError(ClientError):
@@ -138,6 +157,10 @@ class RateLimitedError(OverloadedError):
     """There is no room, and the client waits with more requests than others already."""
 
 
+class RouteOnTrialError(OverloadedError):
+    """Every route that is left has failed lately, and one request at a time goes there."""
+
+
 class ShuttingDownError(MeshError):
     """The tracker is about to end, and the chat is not."""
 
@@ -146,8 +169,8 @@ class AttemptFailedError(TrackerError):
     """One route failed one chat.
 
     ``culprit`` is the node at fault, as far as is known; without one it is the head. ``reporter`` is set if what
-    broke is the link from there to the culprit: then neither of the two is guilty yet. ``is_unreachable`` says that
-    the tracker itself could not reach the culprit, or heard nothing from it.
+    broke is the link from there to the culprit: then neither of the two is guilty yet. ``wants_probe``: the
+    tracker itself could not reach the culprit, heard nothing from it, or doubts what it stands for: it calls there.
     """
 
     def __init__(
@@ -157,7 +180,7 @@ class AttemptFailedError(TrackerError):
         outcome: Outcome = Outcome.NODE_FAULT,
         culprit: NodeId | None = None,
         reporter: NodeId | None = None,
-        is_unreachable: bool = False,
+        wants_probe: bool = False,
         is_blameless: bool = False,
     ) -> None:
         super().__init__(message)
@@ -166,7 +189,7 @@ class AttemptFailedError(TrackerError):
         self.outcome = outcome
         self.culprit = culprit
         self.reporter = reporter
-        self.is_unreachable = is_unreachable
+        self.wants_probe = wants_probe
 
     @property
     def is_overload(self) -> bool:

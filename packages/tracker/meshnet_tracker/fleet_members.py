@@ -48,6 +48,10 @@ class FleetNode:
         """New requests may run on it."""
         return not (self.is_draining or self.is_suspected or self.is_settling)
 
+    def is_in_doubt(self, now: float) -> bool:
+        """It failed lately, or somebody could not reach it, and no token came over it since."""
+        return not self.has_served and (self.is_suspected or self.faults.is_cooling(now))
+
     @property
     def hindrance(self) -> str:
         """Why it is not ready, to be told to who insists on it."""

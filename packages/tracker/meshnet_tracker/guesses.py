@@ -1,4 +1,5 @@
-"""Wrong keys, counted per address: who sends too many is told to wait, and the owner hears of it.
+"""Wrong keys, signatures and join tokens, counted per address: who sends too many is told to wait, and the owner hears
+of it.
 
 A right key is never refused for the guesses of others: many people share an address behind a router, and all of them
 behind a reverse proxy. So this cannot keep a lucky guess out; only the length of keys does that. What is saved is
@@ -7,10 +8,13 @@ work, what clients with an old key learn is to come back later, and what is won 
 
 import ipaddress
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from meshnet_tracker.errors import NodeProofError, TooManyGuessesError
 
 GUESSES_MAX = 20
-"""Wrong keys that an address may send within a window before it is told to wait for the next one."""
+"""Wrong ones that an address may send within a window before it is told to wait for the next one."""
 WINDOW_S = 60.0
 ADDRESSES_MAX = 10_000
 IPV6_NETWORK_BITS = 64
@@ -36,6 +40,16 @@ class Guesses:
         if count == GUESSES_MAX:
             self._tell(place)
         return None if count < GUESSES_MAX else math.ceil(since + WINDOW_S - now)
+
+    @contextmanager
+    def counting(self, address: str, now: float) -> Iterator[None]:
+        """Counts a wrong proof that is found inside. Raises TooManyGuessesError in its place if it was one too many."""
+        try:
+            yield
+        except NodeProofError as error:
+            if error.is_guess and (wait_s := self.note(address, now)) is not None:
+                raise TooManyGuessesError(wait_s) from error
+            raise
 
     def _forget_old(self, now: float) -> None:
         while self._windows:

@@ -87,7 +87,7 @@ async def _read_events(response: aiohttp.ClientResponse, head: NodeId) -> AsyncG
     except (msgspec.MsgspecError, RemoteProtocolError) as error:
         raise AttemptFailedError(f"head {head} sent an unreadable stream: {error}", culprit=head) from error
     raise AttemptFailedError(
-        f"head {head} ended its stream early", outcome=Outcome.DEGENERATE, culprit=head, is_unreachable=True
+        f"head {head} ended its stream early", outcome=Outcome.DEGENERATE, culprit=head, wants_probe=True
     )
 
 
@@ -113,9 +113,9 @@ def _broken_stream(error: dict[str, Any], head: NodeId) -> AttemptFailedError | 
 
 def _unreachable(head: NodeId, error: Exception) -> AttemptFailedError:
     if isinstance(error, _BROKEN_OFF):
-        return AttemptFailedError(f"head {head} broke its connection off", culprit=head, is_unreachable=True)
+        return AttemptFailedError(f"head {head} broke its connection off", culprit=head, wants_probe=True)
     why = f"{type(error).__name__}: {error}"
-    return AttemptFailedError(f"head {head} cannot be reached: {why}", culprit=head, is_unreachable=True)
+    return AttemptFailedError(f"head {head} cannot be reached: {why}", culprit=head, wants_probe=True)
 
 
 def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -> AttemptFailedError:
@@ -127,5 +127,5 @@ def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -
         outcome=Outcome.OVERLOAD if is_overload else Outcome.NODE_FAULT,
         culprit=NodeId(culprit) if isinstance(culprit, str) and culprit else head,
         reporter=NodeId(reporter or head) if isinstance(reporter, str) else None,
-        is_unreachable=error.get("code") in PROBED_CODES,
+        wants_probe=error.get("code") in PROBED_CODES,
     )

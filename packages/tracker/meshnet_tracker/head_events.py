@@ -15,6 +15,12 @@ class HeadEvent(msgspec.Struct, frozen=True):
     meshnet: HeadReport | None = None
     error: dict[str, Any] | None = None
 
+    @property
+    def brings_words(self) -> bool:
+        """A token came over every hop of the route."""
+        has_tokens = self.meshnet is not None and bool(self.meshnet.token_ids)
+        return has_tokens or any(not choice.delta.is_empty for choice in self.choices)
+
 
 _decoder = msgspec.json.Decoder(HeadEvent)
 

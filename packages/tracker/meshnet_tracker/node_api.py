@@ -5,6 +5,7 @@ wallet may join, the account can be true, and the tracker has reached the node a
 """
 
 import time
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -20,8 +21,10 @@ from meshnet_protocol.messages import (
     TrackerGreeting,
 )
 from meshnet_protocol.proofs import Proof
+from meshnet_tracker.asgi import client_address
 from meshnet_tracker.errors import RegistrationRefusedError, StaleProofError
 from meshnet_tracker.fleet import Fleet, FleetEvent, HeartbeatReceived, NodeLeft, NodeRegistered
+from meshnet_tracker.guesses import Guesses
 from meshnet_tracker.node_auth import NodeAuth, proof_of
 from meshnet_tracker.node_probe import NodeProbe
 from meshnet_tracker.registration import check_registration
@@ -40,6 +43,7 @@ class NodeParts(Protocol):
     node_auth: NodeAuth
     tickets: TicketOffice
     probe: NodeProbe
+    guesses: Guesses
 
     def handle(self, event: FleetEvent) -> None: ...
 
@@ -84,9 +88,10 @@ def _add_arrivals(app: FastAPI, parts: NodeParts) -> None:
     async def register(request: Request) -> Response:
         registration, body = await _read(request, Registration)
         check_registration(registration)
-        proof = _check(parts, request, registration.wallet, registration.incarnation, body)
-        path = request.url.path
-        parts.node_auth.check_may_join(proof, wallet=registration.wallet, path=path, body=body)
+        with _counting_guesses(parts, request):
+            proof = _check(parts, request, registration.wallet, registration.incarnation, body)
+            path = request.url.path
+            parts.node_auth.check_may_join(proof, wallet=registration.wallet, path=path, body=body)
         if parts.settings.checks_reachability:
             await parts.probe.check_reachable(registration)
         parts.handle(NodeRegistered(registration))
@@ -103,7 +108,12 @@ def _check_owner(parts: NodeParts, request: Request, said: Heartbeat | Leave, bo
     """Raises NodeProofError unless the wallet that registered the node has signed this."""
     node = parts.fleet.node(said.node_id)
     assert node is not None, "only what a known node is said to say is checked"
-    _check(parts, request, node.registration.wallet, said.incarnation, body)
+    with _counting_guesses(parts, request):
+        _check(parts, request, node.registration.wallet, said.incarnation, body)
+
+
+def _counting_guesses(parts: NodeParts, request: Request) -> AbstractContextManager[None]:
+    return parts.guesses.counting(client_address(request.scope), time.monotonic())
 
 
 def _check(parts: NodeParts, request: Request, wallet: WalletId, incarnation: Incarnation, body: bytes) -> Proof:

@@ -67,7 +67,7 @@ class NodeAuth:
         if proof.sequence <= self._latest.get(sender, -1):
             raise StaleProofError("said before: a signed request is good once")
         if not is_signed_by(wallet, proof, path=path, body=body):
-            raise BadSignatureError(f"not signed by wallet {wallet}")
+            raise BadSignatureError(f"not signed by wallet {wallet}", is_guess=True)
         # The latest stand last, so that the oldest are found first.
         self._latest.pop(sender, None)
         self._latest[sender] = proof.sequence
@@ -84,7 +84,10 @@ class NodeAuth:
                 f"wallet {wallet} is not on the tracker's list; its owner can add it: --allow-wallet {wallet}"
             )
         problem = "the join token is another one" if proof.join else "a join token is needed"
-        raise NotAdmittedError(f"{problem}: start the node with the tracker's --join-token, or MESHNET_JOIN_TOKEN")
+        raise NotAdmittedError(
+            f"{problem}: start the node with the tracker's --join-token, or MESHNET_JOIN_TOKEN",
+            is_guess=bool(proof.join),
+        )
 
     def check_reader(self, headers: Mapping[str, str], *, asked: str, now: float) -> None:
         """A signed question, path and query in ``asked``. Raises NodeProofError if it is not by who may join."""

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgspec
 
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.hosts import is_loopback
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.messages import Message, Registration
@@ -38,7 +39,7 @@ class NodeProbe:
         try:
             async with (
                 self._turns,
-                asyncio.timeout(PROBE_S_MAX),
+                AwakeTimeout(PROBE_S_MAX),
                 self.session.get(f"{url}/health", allow_redirects=False) as response,
             ):
                 answer = await response.content.read(ANSWER_BYTES_MAX)

@@ -13,6 +13,7 @@ from meshnet_tracker.access import Refusal
 from meshnet_tracker.errors import (
     BadSignatureError,
     BodyTooLargeError,
+    BodyTooSlowError,
     ClientError,
     InvalidRouteError,
     MalformedRequestError,
@@ -28,6 +29,7 @@ from meshnet_tracker.errors import (
     RouteUnavailableError,
     ShuttingDownError,
     StaleProofError,
+    TooManyGuessesError,
     UnknownModelError,
     UnreachableNodeError,
 )
@@ -40,6 +42,7 @@ _SERVER = "server_error"
 # The first entry whose class matches wins, so the more special classes stand first.
 _TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (BodyTooLargeError, 413, _INVALID, None),
+    (BodyTooSlowError, 408, _INVALID, "request_timeout"),
     (UnknownModelError, 404, _INVALID, "model_not_found"),
     (InvalidRouteError, 400, _INVALID, "invalid_route"),
     (ClientError, 400, _INVALID, None),
@@ -78,6 +81,9 @@ def to_http(error: Exception) -> HttpError:
     """Status, body and headers of any exception; one that is not ours becomes a 500 that gives nothing away."""
     if isinstance(error, RefusedByHeadError):
         return HttpError(error.status, _complete(error.error))
+    if isinstance(error, TooManyGuessesError):
+        told = error_object(str(error), kind=_INVALID, code="too_many_wrong_proofs")
+        return HttpError(429, told, {"retry-after": str(error.wait_s)})
     for kind, status, type_name, code in _TABLE:
         if isinstance(error, kind):
             return HttpError(
@@ -88,9 +94,16 @@ def to_http(error: Exception) -> HttpError:
                     param=getattr(error, "param", None),
                     code=error.code if isinstance(error, MalformedRequestError) else code,
                 ),
-                {"retry-after": str(RETRY_AFTER_S)} if isinstance(error, MeshError) else {},
+                _headers_of(error),
             )
     return HttpError(500, error_object("The tracker failed to handle this request.", kind=_SERVER))
+
+
+def _headers_of(error: Exception) -> dict[str, str]:
+    if isinstance(error, MeshError):
+        return {"retry-after": str(RETRY_AFTER_S)}
+    # What is still to come of the request would be read as the next one.
+    return {"connection": "close"} if isinstance(error, BodyTooSlowError) else {}
 
 
 def public_part(error: Exception, told: HttpError) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import aiohttp
 
+from meshnet_protocol.awake_timeout import AwakeTimeout
 from meshnet_protocol.ids import NodeId
 from meshnet_tracker.fleet import Fleet, FleetEvent, FleetNode, NodeProbed
 
@@ -58,8 +59,8 @@ class Prober:
 
 async def _is_well(http: aiohttp.ClientSession, node: FleetNode) -> bool:
     try:
-        async with asyncio.timeout(PROBE_S_MAX):
-            async with http.get(f"{node.registration.url.rstrip('/')}/health", allow_redirects=False) as response:
-                return response.status == 200
+        url = f"{node.registration.url.rstrip('/')}/health"
+        async with AwakeTimeout(PROBE_S_MAX), http.get(url, allow_redirects=False) as response:
+            return response.status == 200
     except (aiohttp.ClientError, OSError):  # TimeoutError is one too.
         return False

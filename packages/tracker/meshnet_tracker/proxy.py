@@ -25,8 +25,9 @@ import aiohttp
 import msgspec
 import structlog
 
-from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, NodeId, SessionId, Signature
+from meshnet_protocol.ids import FINGERPRINT_SHORT_CHARS, ModelKey, NodeId, SessionId, Signature
 from meshnet_protocol.messages import ChoiceSoFar, HeadRequest, RoutePlan
+from meshnet_protocol.patience import Patience
 from meshnet_protocol.routes import Route
 from meshnet_tracker.asgi import (
     COMPLETION_PATH,
@@ -50,6 +51,7 @@ from meshnet_tracker.errors import (
     NoRouteError,
     OverloadedError,
     RefusedByHeadError,
+    RouteOnTrialError,
     ShuttingDownError,
     TrackerError,
 )
@@ -79,7 +81,7 @@ class ChatProxy:
     """Both endpoints that answer with the model's words.
 
     ``blame`` is told of every failed attempt: its route and its error; it says which nodes are to be suspected.
-    ``served`` is told of every route that brought tokens. ``add_ticket`` puts the tracker's signature to a plan.
+    ``served`` is told of the route with every token. ``add_ticket`` puts the tracker's signature to a plan.
     ``texts`` is told what is said, if anybody wants it kept.
     """
 
@@ -188,6 +190,10 @@ class ChatProxy:
             if node_id in decision.route.node_ids:
                 watch.cut_off(why)
 
+    def let_waiting_in(self, model_key: ModelKey) -> None:
+        """There is a way again for the model's chats that wait for one."""
+        self._turnstile.let_all_in(model_key)
+
     def cut_off_all(self) -> None:
         """The tracker is about to end: chats that are still running end with an error that says so."""
         self._is_ending = True
@@ -236,18 +242,20 @@ class ChatProxy:
     async def _wait_route(self, tries: Tries) -> RouteDecision:
         """A reserved route. A chat that has begun waits a little for one to come back, be it the one that broke."""
         loop = asyncio.get_running_loop()
-        began = loop.time()
-        patience_s = ROUTE_WAIT_S_MAX if tries.failed and tries.chat.understood[2].has_begun else 0.0
+        is_patient = bool(tries.failed) and tries.chat.understood[2].has_begun
+        patience = Patience(ROUTE_WAIT_S_MAX if is_patient else 0.0, loop.time())
         while not self._is_ending:
-            waited_s = loop.time() - began
-            is_last_look = waited_s >= patience_s
-            exclude = () if patience_s and (is_last_look or waited_s >= SAME_ROUTE_AFTER_S) else tries.failed
+            exclude = () if is_patient and patience.passed_s >= SAME_ROUTE_AFTER_S else tries.failed
             try:
-                return self._choose(tries.chat, exclude, suspects_too=is_last_look)
+                return self._choose(tries.chat, exclude, suspects_too=patience.is_over)
+            except RouteOnTrialError:
+                if patience.is_over:
+                    raise
             except NoRouteError as error:
-                if is_last_look:
+                if patience.is_over:
                     raise (tries.loss() if tries.failure else error) from tries.failure
             await asyncio.sleep(ROUTE_LOOK_PERIOD_S)
+            patience.look(loop.time())
         raise ShuttingDownError(STOPPING)
 
     def _choose(self, chat: Chat, exclude: Collection[Signature], *, suspects_too: bool) -> RouteDecision:
@@ -271,7 +279,7 @@ class ChatProxy:
         self._running[decision.reservation] = (decision, watch)
         failure: AttemptFailedError | None = None
         try:
-            await self._relay_from_head(chat, reply, watch, request)
+            await self._relay_from_head(chat, reply, decision.route, watch, request)
         except AttemptFailedError as error:
             failure = error
             raise
@@ -284,9 +292,12 @@ class ChatProxy:
         finally:
             del self._running[decision.reservation]
             chat.end_attempt(failure)
-        self._learn(chat, decision)
+        if not watch.has_slept:
+            self._learn(chat, decision)
 
-    async def _relay_from_head(self, chat: Chat, reply: ChatReply, watch: AttemptWatch, request: HeadRequest) -> None:
+    async def _relay_from_head(
+        self, chat: Chat, reply: ChatReply, route: Route, watch: AttemptWatch, request: HeadRequest
+    ) -> None:
         assert self.session is not None, "the proxy serves only while its session is open"
         assert request.meshnet is not None
         head = request.meshnet.hops[0]
@@ -299,6 +310,8 @@ class ChatProxy:
                 added, is_alive = chat.take(event, arrived_at)
                 if is_alive:
                     watch.note_life()
+                if event.brings_words:
+                    self._served(route)
                 if self._texts is not None:
                     self._texts.add(chat.request_id, added)
                 for choice in added:
@@ -336,9 +349,7 @@ class ChatProxy:
         return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))
 
     def _learn(self, chat: Chat, decision: RouteDecision) -> None:
-        """That the route works; and at most one sample per chat: of the attempt that ran from start to end."""
-        if chat.usage.completion_tokens:
-            self._served(decision.route)
+        """At most one sample per chat: of the attempt that ran from start to end."""
         if chat.tells_of_its_route and chat.run_s is not None:
             chat.is_sampled = self._router.observe(
                 decision,

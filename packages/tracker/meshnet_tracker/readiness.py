@@ -64,7 +64,7 @@ class Readiness:
 
         def is_ready(route: Route) -> bool:
             nodes = self._nodes_of(route)
-            return all(node.has_served for node in nodes) and not self._links.is_cooling(route, now)
+            return all(node.has_served for node in nodes) and not self._links.doubted(route, now)
 
         return self._find(model, is_ready) is not None
 

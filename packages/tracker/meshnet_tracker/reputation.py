@@ -7,7 +7,8 @@
 A tenfold fall makes a node that fails fast lose to any that works, whatever speed it claims for itself; the
 cooldown keeps it out where priors do not matter any more, because its routes are measured. Both grow with every
 further fault and end by themselves, without traffic. Success does not repair them sooner: a node that fails every
-other chat is no good node. Where nothing but cooling nodes can serve, they are tried all the same.
+other chat is no good node. Where nothing but cooling nodes can serve, they are tried all the same, by one chat at
+a time (``trials.py``).
 """
 
 import math

@@ -12,7 +12,8 @@ Where the policy has nothing to say, a *greedy fallback* still serves the reques
 - the statistics fail: an error in learning must not cost a chat.
 
 Before that come wishes, given up one after the other where no route meets them: for a chat that goes on elsewhere,
-nodes whose bits are those its text was made of; and routes over nodes and links that have not failed lately.
+nodes whose bits are those its text was made of; and routes over nodes and links that have not failed lately. What
+is never given up: over what is in doubt goes one request at a time (``trials.py``).
 """
 
 import itertools
@@ -24,7 +25,7 @@ from types import MappingProxyType
 
 from meshnet_protocol.ids import ModelKey, NodeId, Signature
 from meshnet_protocol.messages import HopTiming, PlannedHop
-from meshnet_protocol.routes import Route, chain_hops
+from meshnet_protocol.routes import Route
 from meshnet_tracker.candidates import (
     Candidate,
     CandidateCache,
@@ -32,9 +33,10 @@ from meshnet_tracker.candidates import (
     find_chain,
     prior_tps,
 )
-from meshnet_tracker.errors import InvalidRouteError, NoRouteError, RouteUnavailableError, UnknownModelError
+from meshnet_tracker.errors import NoRouteError, RouteOnTrialError, UnknownModelError
 from meshnet_tracker.fleet import Fleet, FleetNode, ServedModel
 from meshnet_tracker.link_faults import LinkFaults
+from meshnet_tracker.pinned_routes import pinned_route
 from meshnet_tracker.policies.proportional import ProportionalPolicy
 from meshnet_tracker.reservations import Reservations
 from meshnet_tracker.route_policy import Completion, Failure, Flight, RoutePolicy, RouteRequest
@@ -48,9 +50,11 @@ from meshnet_tracker.routing_stats import (
     best_prior,
 )
 from meshnet_tracker.traffic import RoutesBeyond, TrafficShares
+from meshnet_tracker.trials import Trials
 
 POLICY_TRIES_MAX = 8
 """How often a policy is asked again because it took a route that is not as wished."""
+ON_TRIAL = "Every route that is left has failed lately, and another request tries it now; ask again in a moment."
 LISTED_BEYOND_MAX = 8
 """So many routes that are no candidates, and were taken all the same, stand in the routing table."""
 
@@ -88,6 +92,7 @@ class Router:
         enumerate_routes: Callable[[ServedModel], tuple[Candidate, ...]] | None = None,
         policy: RoutePolicy | None = None,
         links: LinkFaults | None = None,
+        trials: Trials | None = None,
         aliases: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.rng = rng
@@ -95,6 +100,7 @@ class Router:
         self.policy: RoutePolicy = policy or ProportionalPolicy(stats=stats, config=config)
         self._fleet = fleet
         self._links = links or LinkFaults()
+        self._trials = trials or Trials()
         self._stats = stats
         self._enumerate_routes = enumerate_routes or CandidateCache().candidates
         self._aliases = aliases
@@ -154,13 +160,15 @@ class Router:
         ``prompt_tokens`` is about how long its prompt is, if that is known; ``exact_class`` whose bits its text was
         made of so far. ``suspects_too``: over nodes under suspicion, if there is no other way.
 
-        Raises NoRouteError; for a pinned route InvalidRouteError or RouteUnavailableError.
+        Raises NoRouteError, RouteOnTrialError; for a pinned route also InvalidRouteError or RouteUnavailableError.
         """
         if pinned is not None:
-            route = self._pinned_route(model, pinned)
+            route = pinned_route(self._fleet, model, pinned)
+            if not self._trials.is_open(route, now):
+                raise RouteOnTrialError(ON_TRIAL)
             return self._reserve(route, DecisionMode.PINNED, "pinned", now, prompt_tokens)
         request = RouteRequest(model, self.candidates(model), exclude, prompt_tokens)
-        choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too)
+        choice = self._choose_as_wished(request, exact_class, now) or self._fall_back(request, suspects_too, now)
         decision = self._reserve(choice.candidate.route, choice.mode, choice.reason, now, prompt_tokens, choice.odds)
         self._traffic.count(model.model_key, decision.signature, now)
         is_candidate = any(candidate is choice.candidate for candidate in request.candidates)
@@ -175,6 +183,7 @@ class Router:
     def release(self, decision: RouteDecision, now: float | None = None) -> None:
         """Give the room back. To do so twice is a bug of the caller. Without ``now``: at the last time heard of."""
         flight = self._reservations.give_back(decision.reservation)
+        self._trials.end(decision.reservation)
         self.policy.released(flight, self._latest(now))
 
     def observe(
@@ -232,17 +241,20 @@ class Router:
     def _choose_as_wished(
         self, request: RouteRequest, exact_class: str | None, now: float
     ) -> RouteChoice[Candidate] | None:
+        def is_open(route: Route) -> bool:
+            return self._trials.is_open(route, now)
+
         def is_sound(route: Route) -> bool:
-            return not self._has_failed_lately(route, now)
+            return not self._has_failed_lately(route, now) and is_open(route)
 
         def is_alike(route: Route) -> bool:
-            return self._exact_class_of(route) == exact_class
+            return self._exact_class_of(route) == exact_class and is_open(route)
 
         def is_both(route: Route) -> bool:
             return is_alike(route) and is_sound(route)
 
         wishes: list[Callable[[Route], bool]] = [is_both, is_alike] if exact_class else []
-        for wish in (*wishes, is_sound, None):
+        for wish in (*wishes, is_sound, is_open):
             choice = self._choose_among(request, wish, now)
             if choice is not None:
                 return choice
@@ -252,17 +264,15 @@ class Router:
         return None
 
     def _choose_among(
-        self, request: RouteRequest, wish: Callable[[Route], bool] | None, now: float
+        self, request: RouteRequest, wish: Callable[[Route], bool], now: float
     ) -> RouteChoice[Candidate] | None:
         """What the policy takes among the routes that are as wished. It may know others than the candidates: those
         that are not as wished are excluded then, and it is asked again."""
         exclude = set(request.exclude)
         for _ in range(POLICY_TRIES_MAX):
-            candidates = [
-                c for c in request.candidates if c.signature not in exclude and (wish is None or wish(c.route))
-            ]
+            candidates = [c for c in request.candidates if c.signature not in exclude and wish(c.route)]
             choice = self._ask_policy(replace(request, candidates=candidates, exclude=exclude), now)
-            if choice is None or wish is None or wish(choice.candidate.route):
+            if choice is None or wish(choice.candidate.route):
                 return choice
             exclude.add(choice.candidate.signature)
         return None
@@ -297,14 +307,20 @@ class Router:
         classes = {one.class_id if one.is_exact else "" for one in exactness}
         return (classes.pop() or None) if len(classes) == 1 else None
 
-    def _fall_back(self, request: RouteRequest, suspects_too: bool) -> RouteChoice[Candidate]:
+    def _fall_back(self, request: RouteRequest, suspects_too: bool, now: float) -> RouteChoice[Candidate]:
+        def is_open(route: Route) -> bool:
+            return self._trials.is_open(route, now)
+
         model = request.model
         present = [node for node in model.nodes.values() if not node.is_draining]
         sound = [node for node in present if not node.is_suspected]
-        for nodes, reason in ((sound, "settling node"), (present if suspects_too else [], "suspected node")):
-            route = find_chain(model, nodes, _refuse(request.exclude, None))
+        last_resort = present if suspects_too else sound
+        for nodes, reason in ((sound, "settling node"), (last_resort, "suspected node")):
+            route = find_chain(model, nodes, _refuse(request.exclude, is_open))
             if route is not None:
                 return RouteChoice(Candidate(route, 0.0), DecisionMode.GREEDY_FALLBACK, reason)
+        if find_chain(model, last_resort, _refuse(request.exclude, lambda _: True)) is not None:
+            raise RouteOnTrialError(ON_TRIAL)
         raise NoRouteError(explain_no_route(model))
 
     def _reserve(
@@ -317,10 +333,12 @@ class Router:
         odds: tuple[ArmOdds, ...] = (),
     ) -> RouteDecision:
         nodes = [self._live_node(hop.node_id) for hop in route.hops]
+        reservation = next(self._next_reservation)
+        is_trial = self._trials.begin(reservation, route, now)
         decision = RouteDecision(
-            reservation=next(self._next_reservation),
+            reservation=reservation,
             mode=mode,
-            reason=reason,
+            reason=f"{reason}; a trial, for it failed lately" if is_trial else reason,
             route=route,
             planned_hops=tuple(
                 PlannedHop(
@@ -353,34 +371,6 @@ class Router:
         assert node is not None, f"{node_id} is on a route and not in the fleet"
         return node
 
-    def _pinned_route(self, model: ServedModel, pinned: Sequence[NodeId]) -> Route:
-        nodes = [self._pinned_node(model, node_id) for node_id in pinned]
-        try:
-            route = Route(model.model_key, chain_hops([(node.node_id, node.shard) for node in nodes]))
-        except ValueError as error:
-            raise InvalidRouteError(f"The route does not join up: {error}.", param="route") from error
-        last_layer = model.card.layer_count - 1
-        if route.hops[-1].end_layer != last_layer:
-            raise InvalidRouteError(
-                f"The route ends at layer {route.hops[-1].end_layer}, the model at {last_layer}.", param="route"
-            )
-        for hop, node in zip(route.hops, nodes, strict=True):
-            if hop.start_layer not in node.entry_layers:
-                raise RouteUnavailableError(f"Node {node.node_id} cannot be entered at layer {hop.start_layer} yet.")
-        return route
 
-    def _pinned_node(self, model: ServedModel, node_id: NodeId) -> FleetNode:
-        node = self._fleet.node(node_id)
-        if node is None and self._fleet.has_departed(node_id):
-            raise RouteUnavailableError(f"Node {node_id} has left the mesh.")
-        if node is None:
-            raise InvalidRouteError(f"The route names a node that was never here: {node_id!r}.", param="route")
-        if node.model_key != model.model_key:
-            raise InvalidRouteError(f"Node {node_id} serves {node.model_key}, not {model.model_key}.", param="route")
-        if not node.is_ready:
-            raise RouteUnavailableError(f"Node {node_id} is {node.hindrance}.")
-        return node
-
-
-def _refuse(exclude: Collection[Signature], wish: Callable[[Route], bool] | None) -> Callable[[Route], bool]:
-    return lambda route: route.signature in exclude or (wish is not None and not wish(route))
+def _refuse(exclude: Collection[Signature], wish: Callable[[Route], bool]) -> Callable[[Route], bool]:
+    return lambda route: route.signature in exclude or not wish(route)

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fastapi import FastAPI
 
 from meshnet_protocol.hosts import is_loopback
-from meshnet_protocol.ids import NodeId
+from meshnet_protocol.ids import ModelKey, NodeId
 from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.routes import Route
 from meshnet_tracker.access import Access
@@ -63,6 +63,7 @@ from meshnet_tracker.routing_stats import RouteStatsStore
 from meshnet_tracker.settings import TrackerSettings
 from meshnet_tracker.spans import writer_from_environment
 from meshnet_tracker.ticket_office import TicketOffice
+from meshnet_tracker.trials import Trials, doubts_of
 
 TICKS_PER_HEARTBEAT = 2
 
@@ -92,6 +93,7 @@ class TrackerServer:
         )
         self.prober = Prober(self.fleet, self.handle)
         self.blame = Blame()
+        self.trials = Trials(doubts_of(self.fleet, self.blame.links))
         self.stats = RouteStatsStore(settings.routing)
         self.router = self._make_router(route_rng or Random())
         self.readiness = Readiness(
@@ -120,6 +122,7 @@ class TrackerServer:
             enumerate_routes=self._enumerate_routes,
             policy=policy,
             links=self.blame.links,
+            trials=self.trials,
             aliases=self.settings.model_aliases,
         )
 
@@ -163,9 +166,6 @@ class TrackerServer:
             allowed_hosts=self.settings.allowed_hosts | {socket.gethostname().lower()},
         )
 
-    def _is_busy(self, route: Route) -> bool:
-        return self.router.in_flight(route.signature) > 0
-
     def _check_reader(self, headers: Mapping[str, str], asked: str) -> None:
         self.node_auth.check_reader(headers, asked=asked, now=time.time())
 
@@ -192,21 +192,24 @@ class TrackerServer:
             case TopologyChanged(model_key, reason, node_id):
                 epoch = self.stats.bump_epoch(model_key)
                 self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
-                self._follow_up(node_id, reason)
+                self._follow_up(model_key, node_id, reason)
             case NodeNoted(model_key, reason, node_id):
                 epoch = self.stats.epoch(model_key)
                 self.events.append(f"node {reason}", node_id=node_id, model=model_key, epoch=epoch)
-                self._follow_up(node_id, reason)
+                self._follow_up(model_key, node_id, reason)
             case _:
                 assert_never(effect)
 
-    def _follow_up(self, node_id: NodeId, reason: str) -> None:
+    def _follow_up(self, model_key: ModelKey, node_id: NodeId, reason: str) -> None:
         self.live_probes.look()
         match reason:
             case "lost" | "left" | "restarted" | "shard-change" | "settling":
                 self.proxy.cut_off(node_id)
+                self.proxy.let_waiting_in(model_key)
             case "suspected":
                 self.prober.look()
+            case "joined" | "settled" | "recut" | "cleared":
+                self.proxy.let_waiting_in(model_key)
             case "condemned":
                 for event in self.blame.condemned(node_id):
                     self.handle(event)
@@ -218,8 +221,16 @@ class TrackerServer:
         self.live_probes.look()
         return tuple(suspects)
 
+    def _is_busy(self, route: Route) -> bool:
+        """Somebody is about to find out whether it works."""
+        return self.router.in_flight(route.signature) > 0 or not self.trials.is_open(route, time.monotonic())
+
     def _note_served(self, route: Route) -> None:
+        was_in_doubt = self.trials.is_in_doubt(route, time.monotonic())
         self.handle(NodesServed(route.node_ids))
+        self.blame.links.note_served(route)
+        if was_in_doubt:
+            self.proxy.let_waiting_in(route.model_key)
 
     def _add_ticket(self, plan: RoutePlan, request: HeadRequest) -> RoutePlan:
         return self.tickets.issue(plan, request, now=time.time())

@@ -1,7 +1,8 @@
-"""Where chats wait for a moment while every route is full, in fair turns.
+"""Where chats wait for a moment while every route is full, or on trial after a failure, in fair turns.
 
-Nobody waits unless the nodes themselves have said that they are full: only they know what they can take. From then on
-newcomers queue up behind those who wait, and whenever a chat of the model ends, the next in turn tries again.
+Nobody waits for room unless the nodes themselves have said that they are full: only they know what they can take. From
+then on newcomers queue up behind those who wait, and whenever a chat of the model ends, the next in turn tries again.
+When a trial (``trials.py``) has brought a token, or a node has come, all of them do.
 
     all routes full ──> wait ──a chat ends, or a moment has passed──> try again
                          └──patience ends, or a greedier client's place is needed──> 503 or 429, with Retry-After
@@ -11,6 +12,7 @@ import asyncio
 from dataclasses import dataclass, field
 
 from meshnet_protocol.ids import ModelKey
+from meshnet_protocol.patience import Patience
 from meshnet_tracker.errors import OverloadedError, RateLimitedError
 from meshnet_tracker.fair_queue import FairQueue
 
@@ -62,16 +64,24 @@ class Turnstile:
         if queue and (place := queue.take()) is not None:
             place.turn.set()
 
+    def let_all_in(self, model_key: ModelKey) -> None:
+        """There is a way again for everybody."""
+        while self.has_queue(model_key):
+            self.let_next_in(model_key)
+
     async def _wait(self, queue: FairQueue[_Place], place: _Place, until: float) -> None:
         loop = asyncio.get_running_loop()
+        patience = Patience(until - loop.time(), loop.time())
         while not place.turn.is_set():
-            left_s = until - loop.time()
-            if left_s <= 0:
-                raise OverloadedError("Every route is full, and no room came free in time.")
+            if patience.is_over:
+                raise OverloadedError(
+                    "No route took the request in time: each is full, or tried by others after it failed."
+                )
             try:
-                async with asyncio.timeout(min(left_s, LOOK_PERIOD_S)):
+                async with asyncio.timeout(min(patience.next_look_s, LOOK_PERIOD_S)):
                     await place.turn.wait()
             except TimeoutError:
+                patience.look(loop.time())
                 if queue.first() is place:
                     queue.take()
                     return

@@ -24,6 +24,7 @@ from meshnet_node.engine.draw_worker import LENGTH_BYTES, Answer, Ask, write_fra
 from meshnet_node.engine.sampling import Draw, FloatRow
 from meshnet_node.errors import DecodeError, GrammarError, NodeError, NoFreeSlotError
 from meshnet_protocol.messages import Sampling
+from meshnet_protocol.patience import Patience
 
 log = logging.getLogger("meshnet.engine")
 
@@ -218,16 +219,19 @@ class _Worker:
         return self._receive(self._draw_s_max)
 
     def _receive(self, timeout_s: float) -> Answer:
-        give_up_at = time.monotonic() + timeout_s
-        size = int.from_bytes(self._read(LENGTH_BYTES, give_up_at), "little")
-        return msgspec.msgpack.decode(self._read(size, give_up_at), type=Answer)
+        silence = Patience(timeout_s, time.monotonic())
+        size = int.from_bytes(self._read(LENGTH_BYTES, silence), "little")
+        return msgspec.msgpack.decode(self._read(size, silence), type=Answer)
 
-    def _read(self, size: int, give_up_at: float) -> bytes:
+    def _read(self, size: int, silence: Patience) -> bytes:
         assert self._process.stdout is not None
         descriptor, data = self._process.stdout.fileno(), b""
         while len(data) < size:
-            left_s = max(0.0, give_up_at - time.monotonic())
-            if not select.select([descriptor], [], [], left_s)[0]:
+            is_there = select.select([descriptor], [], [], silence.next_look_s)[0]
+            silence.look(time.monotonic())
+            if not is_there and not silence.is_over:
+                continue
+            if not is_there:
                 self.end()
                 raise GrammarError(
                     f"the grammar took longer than {self._draw_s_max:g} s for one step; use fewer optional or "

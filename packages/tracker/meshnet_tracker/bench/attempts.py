@@ -98,7 +98,7 @@ def _foresee(attempt: Attempt) -> None:
     absent = next((machine for machine in run.machines if not machine.is_up), None)
     if absent is not None:
         run.goal = 0.0
-        attempt.failure = AttemptFailedError("not there", culprit=absent.node_id, is_unreachable=True)
+        attempt.failure = AttemptFailedError("not there", culprit=absent.node_id, wants_probe=True)
         return
     if any(len(machine.runs) >= SESSIONS_MAX for machine in run.machines):
         run.goal, attempt.failure = 0.0, AttemptFailedError("full", outcome=Outcome.OVERLOAD)

@@ -207,7 +207,7 @@ class Simulation:
         """A machine went down under an attempt, and the tracker cannot reach it either."""
         attempt = self._attempts[run_id]
         self._take_off(run_id, attempt)
-        self._go_on(attempt, AttemptFailedError("gone", culprit=culprit.node_id, is_unreachable=True))
+        self._go_on(attempt, AttemptFailedError("gone", culprit=culprit.node_id, wants_probe=True))
 
     def _note_failure(self, attempt: Attempt, failure: AttemptFailedError) -> None:
         """As the proxy and the tracker's server book it."""

@@ -1,0 +1,88 @@
+"""A tracker or node that stood still wakes to find every deadline passed, and blames nobody for its own sleep."""
+
+import http.client
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from meshnet_cli.demo.processes import Mesh, free_port
+from meshnet_cli.tracker_api import get_json
+
+TOKEN_TIMEOUT_S = 3.0
+WORDS_BEFORE = 5
+CHAT = {
+    "messages": [{"role": "user", "content": "Count to a hundred."}],
+    "max_tokens": 60,
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+}
+
+
+@pytest.fixture(scope="module")
+def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mesh]:
+    with Mesh(tmp_path_factory.mktemp("standstill"), free_port(0), "smollm2") as running:
+        running.start_tracker(options=["--token-timeout", str(TOKEN_TIMEOUT_S), "--heartbeat-period", "3"])
+        for name, layers in (("head", "0-16"), ("tail", "17-29")):
+            running.start_node(name, layers, layer_delay_ms=0.3)
+        for name, first in (("head", 0), ("tail", 17)):
+            running.wait_node(name, entry_layers=[first])
+        yield running
+
+
+def stand_still(mesh: Mesh, name: str, seconds: float) -> None:
+    pid = next(child.process.pid for child in mesh.children if child.name == name)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)  # the very thing that is tested
+    os.kill(pid, signal.SIGCONT)
+
+
+def chat(mesh: Mesh, *, sleeper: str = "", seconds: float = 0.0) -> tuple[str, str]:
+    """The request's id and its text; after some words ``sleeper`` stands still."""
+    connection = http.client.HTTPConnection(urlsplit(mesh.url).netloc, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps(CHAT))
+    response = connection.getresponse()
+    words: list[str] = []
+    for line in response:
+        if not line.startswith(b"data: {"):
+            continue
+        event = json.loads(line[6:])
+        assert "error" not in event, event
+        words += [choice["delta"].get("content") or "" for choice in event["choices"]]
+        if sleeper and len(words) == WORDS_BEFORE:
+            stand_still(mesh, sleeper, seconds)
+    connection.close()
+    return str(response.headers["x-request-id"]), "".join(words)
+
+
+def events(mesh: Mesh, kind: str) -> list[dict[str, Any]]:
+    return [event for event in get_json(mesh.url, "/v1/events?after=0")["events"] if event["event"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("sleeper", "seconds"),
+    [
+        # Longer than the tracker bears a head's silence.
+        ("tracker", TOKEN_TIMEOUT_S + 1.0),
+        # Longer than the head bears the tail's, and shorter than the tracker bears the head's.
+        ("head", TOKEN_TIMEOUT_S * 0.75),
+    ],
+)
+def test_who_stood_still_goes_on_with_its_chat_and_blames_nobody(mesh: Mesh, sleeper: str, seconds: float) -> None:
+    _, undisturbed = chat(mesh)
+
+    request_id, text = chat(mesh, sleeper=sleeper, seconds=seconds)
+
+    assert text == undisturbed
+    assert events(mesh, "route failed") == []
+    (finished,) = [event for event in events(mesh, "chat finished") if event["request_id"] == request_id]
+    assert (finished["outcome"], finished["attempts"]) == ("completed", 1)
+    if sleeper == "tracker":
+        assert not finished["is_sampled"], "how long it took says nothing about the route"
+    assert all(node["state"] == "ready" for node in get_json(mesh.url, "/v1/nodes")["nodes"])
