@@ -75,8 +75,10 @@ class SchemaReader:
     def _with_plain_parts(self, kept: dict[str, Any], depth: int) -> dict[str, Any]:
         if "properties" in kept:
             properties = _of_kind(kept, "properties", Mapping, "an object")
-            required = _of_kind(kept, "required", list, "an array") if "required" in kept else []
+            listed = _of_kind(kept, "required", list, "an array") if "required" in kept else []
+            required = {name for name in listed if isinstance(name, str)}
             _check_optional_count(sum(name not in required for name in properties))
+            kept["required"] = required
             kept["properties"] = {name: self._plain(part, depth) for name, part in properties.items()}
         for key in (*_ALTERNATIVES, "prefixItems"):
             if key in kept:
