@@ -139,6 +139,7 @@ def test_a_schema_of_any_size_is_refused_by_the_limit_that_it_exceeds(schema: di
         object_of(SCHEMA_PARTS_MAX - 1, required=[f"p{n}" for n in range(SCHEMA_PARTS_MAX)]),
         {"type": "string", "minLength": 2, "maxLength": REPETITIONS_MAX},
         {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": REPETITIONS_MAX},
+        {"type": "array", "items": {"type": "integer"}, "minItems": REPETITIONS_MAX},
         chained(50),
     ],
 )
@@ -162,6 +163,10 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
         (TYPED_LIST, '{"a": 1}', '{"a": 2}'),
         ({"properties": {"a": {"const": 1}}, "required": ["a", {}, "b"]}, '{"a": 1}', "{}"),
         ({"type": "string", "maxLength": 300}, f'"{"x" * 300}"', f'"{"x" * 301}"'),
+        ({"type": "string", "maxLength": 1200}, f'"{"x" * 1200}"', f'"{"x" * 1201}"'),
+        ({"type": "string", "maxLength": 1000}, f'"{"x" * 999}"', f'"{"x" * 1001}"'),
+        ({"type": "string", "minLength": 501}, f'"{"x" * 501}"', f'"{"x" * 500}"'),
+        ({"type": "string", "minLength": 500, "maxLength": 500}, f'"{"x" * 500}"', f'"{"x" * 499}"'),
         ({"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 3}, "[1, 1, 1]", "[1]"),
         ({"type": "array", "items": {"const": 1}, "maxItems": 0}, "[]", "[1]"),
         ({"type": "string", "pattern": r"^\d{3}-\w+\.(com|org)$"}, '"123-a_b.org"', '"123-a_b,org"'),

@@ -18,8 +18,8 @@ SCHEMA_PARTS_MAX = 1000
 """Properties, items and alternatives, all together; each becomes two or three rules of a grammar."""
 OPTIONAL_PROPERTIES_MAX = 256
 """Of one object. The converter recurses once for each."""
-REPETITIONS_MAX = 1000
-"""Of characters or items. llama.cpp makes a rule of each."""
+REPETITIONS_MAX = 20_000
+"""Of characters or items; more than most contexts hold."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _ANY_TYPE: dict[str, Any] = {"anyOf": [{"type": name} for name in _TYPES if name != "integer"]}
