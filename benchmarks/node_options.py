@@ -3,8 +3,9 @@
 ``slots``: two one-thread nodes, and as many streams at once as they have slots, for each number of slots; what all
 of them get per second, what one of them gets, and a node's memory. Streams share a decode, which reads the weights
 once, so the total grows until computing takes longer than reading; each stream's own speed only falls. ``chunk``: one
-node with all layers, where nothing else bounds a chunk, and a prompt of 1,500 tokens beside a stream that is being
-answered; the prompt's tokens per second, and the longest pause of the other stream, which is about one chunk.
+node with all layers, where nothing else bounds a chunk, and a prompt of 1,500 tokens; its tokens per second alone, then
+beside a stream that is being answered, with that one's longest pause, and the node's memory. Beside others a prompt
+is computed in small pieces whatever the option says, so there it should change nothing.
 
     uv run python benchmarks/node_options.py slots|chunk [--values 1,2,4,8,16] [--rounds 2]
 """
@@ -50,32 +51,38 @@ async def many_streams(mesh: Mesh, streams: int, rounds: int, tokens: int) -> di
     return {
         "tokens_per_s": round(statistics.median(totals), 1),
         "one_stream_tokens_per_s": round(statistics.median(singles), 1),
-        "node_mb": [resident_mb(child.process.pid) for child in mesh.children if child.name != "tracker"],
+        "node_mb": nodes_mb(mesh),
     }
 
 
-async def prompt_beside_stream(mesh: Mesh, rounds: int) -> dict[str, Any]:
-    rates, pauses, steps = [], [], []
+async def prompt_alone_and_beside(mesh: Mesh, rounds: int) -> dict[str, Any]:
+    alone, beside, pauses, steps = [], [], [], []
     model = served_models(mesh.url)[0]
+
+    def prompt(number: int) -> dict[str, Any]:
+        return chat_body(model, tokens=1, prompt=long_prompt(PROMPT_TOKENS, number=number))
+
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as http:
-        for number in range(rounds + 1):
+        await stream_chat(http, mesh.url, chat_body(model, tokens=8))  # warms up
+        for number in range(rounds):
+            alone.append(PROMPT_TOKENS / (await stream_chat(http, mesh.url, prompt(2 * number))).first_s)
             body = chat_body(model, tokens=BESIDE_TOKENS, prompt=f"{number}")
-            async with aclosing(arrivals_of(http, mesh.url, body)) as beside, asyncio.TaskGroup() as tasks:
-                arrivals = [await anext(beside) for _ in range(ARRIVALS_ALONE)]
+            async with aclosing(arrivals_of(http, mesh.url, body)) as other, asyncio.TaskGroup() as tasks:
+                arrivals = [await anext(other) for _ in range(ARRIVALS_ALONE)]
                 began_s = perf_counter()
-                prompt = chat_body(model, tokens=1, prompt=long_prompt(PROMPT_TOKENS, number=number))
-                computing = tasks.create_task(stream_chat(http, mesh.url, prompt))
+                computing = tasks.create_task(stream_chat(http, mesh.url, prompt(2 * number + 1)))
                 while not computing.done():
-                    arrivals.append(await anext(beside))
-            if number:
-                gaps = [(end_s, end_s - start_s) for start_s, end_s in pairwise(arrivals)]
-                rates.append(PROMPT_TOKENS / computing.result().first_s)
-                pauses.append(max(gap for at, gap in gaps if at >= began_s))
-                steps.append(statistics.median(gap for at, gap in gaps if at < began_s))
+                    arrivals.append(await anext(other))
+            gaps = [(end_s, end_s - start_s) for start_s, end_s in pairwise(arrivals)]
+            beside.append(PROMPT_TOKENS / computing.result().first_s)
+            pauses.append(max(gap for at, gap in gaps if at >= began_s))
+            steps.append(statistics.median(gap for at, gap in gaps if at < began_s))
     return {
-        "prompt_tokens_per_s": round(statistics.median(rates)),
+        "prompt_tokens_per_s": round(statistics.median(alone)),
+        "beside_tokens_per_s": round(statistics.median(beside)),
         "pause_beside_s": round(statistics.median(pauses), 3),
         "step_alone_s": round(statistics.median(steps), 3),
+        "node_mb": nodes_mb(mesh),
     }
 
 
@@ -94,6 +101,10 @@ def one_node(model: Path, *, options: Sequence[str]) -> Iterator[Mesh]:
         mesh.start_node("whole", "0-29", layer_delay_ms=0, options=options)
         mesh.wait_node("whole", entry_layers=[0])
         yield mesh
+
+
+def nodes_mb(mesh: Mesh) -> list[int]:
+    return [resident_mb(child.process.pid) for child in mesh.children if child.name != "tracker"]
 
 
 def resident_mb(pid: int) -> int:
@@ -120,7 +131,7 @@ def main() -> None:
                 figures[value] = asyncio.run(many_streams(mesh, value, options.rounds, options.tokens))
         else:
             with one_node(model, options=["--chunk-tokens", str(value), "--exact", options.exact]) as mesh:
-                figures[value] = asyncio.run(prompt_beside_stream(mesh, options.rounds))
+                figures[value] = asyncio.run(prompt_alone_and_beside(mesh, options.rounds))
     print(json.dumps({"benchmark": "node_options", "sweep": options.sweep, "exact": options.exact, "figures": figures}))
 
 

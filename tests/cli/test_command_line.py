@@ -13,6 +13,8 @@ import pytest
 from meshnet_cli.demo.processes import Mesh, free_port
 from meshnet_cli.errors import CommandError
 from meshnet_cli.tracker_command import parse_aliases
+from node.file_server import serving_files
+from node.tiny_models import write_tiny
 
 
 def meshnet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -158,6 +160,22 @@ def test_inspecting_a_model_shows_what_each_side_of_a_cut_needs() -> None:
     assert "llama, 30 layers" in done.stdout
     assert "0-16" in done.stdout
     assert "17-29" in done.stdout
+
+
+def test_a_pull_shows_a_bar_that_fits_and_nothing_where_nothing_is_fetched(tmp_path: Path) -> None:
+    name = "/Some-Rather-Long-Model-Name-70B-Instruct-UD-Q4_K_M.gguf"
+    model = write_tiny(tmp_path / "tiny.gguf", "qwen3", layer_count=12, tied=False)
+    terminal = {"COLUMNS": "80", "FORCE_COLOR": "1", "MESHNET_CACHE_DIR": str(tmp_path)}
+    with serving_files({name: model.read_bytes()}) as server:
+        pull = ("model", "pull", f"{server.url}{name}", "--layers", "3-5")
+        first, second = meshnet(*pull, **terminal), meshnet(*pull, **terminal)
+
+    told = [line.strip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "\n", first.stderr).splitlines()]
+    assert f"fetching {name[1:]}" in told
+    assert any(re.search(r" ([\d.,]+)/\1 \w+ ", line) for line in told), told
+    assert max(map(len, told)) <= 80
+    assert first.stdout == second.stdout
+    assert "fetching" not in second.stderr
 
 
 def test_pruning_deletes_what_nobody_loaded_for_long_and_nothing_else(tmp_path: Path) -> None:

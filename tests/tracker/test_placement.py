@@ -51,11 +51,13 @@ def test_a_gap_is_filled_even_by_a_slow_machine() -> None:
 
 def test_a_suggestion_says_why() -> None:
     gap = suggest_layers(held(("0-21", 900.0)), layer_count=40, layers_max=10)
+    filled = suggest_layers(held(("0-21", 900.0)), layer_count=40, layers_max=40)
     weak = suggest_layers(
         held(("0-19", 900.0), ("20-39", 400.0)), layer_count=40, layers_max=40, layer_tokens_per_s=60.0
     )
 
     assert gap.reason == "18 layers are held by nobody, and 22-31 covers 10 of them"
+    assert filled.reason == "18 layers are held by nobody, and 22-39 covers all of them"
     assert "20.0 tokens/s, where the strongest layer of the model has 45.0" in weak.reason
     assert "slower than they are" in weak.reason
 

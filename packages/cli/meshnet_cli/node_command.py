@@ -83,7 +83,8 @@ def node(
     chunk_tokens: Annotated[
         int,
         typer.Option(
-            envvar="MESHNET_CHUNK_TOKENS", help="Prompt tokens computed at once, at most, between others' tokens."
+            envvar="MESHNET_CHUNK_TOKENS",
+            help="Prompt tokens computed at once, at most; 32 while others are being answered.",
         ),
     ] = 128,
     queue: Annotated[

@@ -69,7 +69,8 @@ def _reason(strengths: Sequence[float], layers: LayerRange, *, is_narrowed: bool
     inside = strengths[layers.first : layers.next_layer]
     if missing := sum(1 for strength in strengths if strength == 0):
         covered = sum(1 for strength in inside if strength == 0)
-        return f"{missing} layers are held by nobody, and {layers} covers {covered} of them"
+        share = "all" if covered == missing else covered
+        return f"{missing} layers are held by nobody, and {layers} covers {share} of them"
     reason = (
         f"{layers} has the weakest layers: {min(inside):.1f} tokens/s, where the strongest layer of the model has "
         f"{max(strengths):.1f}"

@@ -20,6 +20,8 @@ from meshnet_node.errors import GrammarError
 GRAMMAR_BYTES_MAX = 256 * 1024
 GRAMMAR_RULES_MAX = 4000
 GRAMMAR_DEPTH_MAX = 100
+REPETITION_MAX = 500
+"""llama.cpp makes rules of each, and takes 2,000 of them at once."""
 
 # The converter's own rule for it lets line ends and other control characters through, which JSON does not.
 _STRING_CHARACTER = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
@@ -125,10 +127,22 @@ def _repetition(
     if high == 0:
         return ""
     if separator_rule is None:
-        short = {(0, 1): "?", (0, None): "*", (1, None): "+"}.get((low, high))
-        return rule + (short or f"{{{low},{'' if high is None else high}}}")
+        times, more = divmod(low, REPETITION_MAX)
+        whole = [f"{rule}{{{REPETITION_MAX}}}"] * times + ([f"{rule}{{{more}}}"] if more else [])
+        optional = f"{rule}*" if high is None else _at_most(rule, high - low)
+        return " ".join([*whole, optional] if optional else whole)
     rest = _repetition(f"({separator_rule} {rule})", max(low - 1, 0), None if high is None else high - 1)
     return f"{rule} {rest}" if low else f"({rule} {rest})?"
+
+
+def _at_most(rule: str, count: int) -> str:
+    """Nested, so that there is one way only to read what it matches, however many groups it is of."""
+    if count <= 1:
+        return f"{rule}?" if count else ""
+    if count < REPETITION_MAX:
+        return f"{rule}{{0,{count}}}"
+    beyond = _at_most(rule, count - REPETITION_MAX)
+    return f"({rule}{{0,{REPETITION_MAX - 1}}} | {rule}{{{REPETITION_MAX}}} {beyond})"
 
 
 # Where the converter looks it up: it has no other place to say so.

@@ -18,8 +18,8 @@ SCHEMA_PARTS_MAX = 1000
 """Properties, items and alternatives, all together; each becomes two or three rules of a grammar."""
 OPTIONAL_PROPERTIES_MAX = 256
 """Of one object. The converter recurses once for each."""
-REPETITIONS_MAX = 1000
-"""Of characters or items. llama.cpp makes a rule of each."""
+REPETITIONS_MAX = 20_000
+"""Of characters or items; more than most contexts hold."""
 
 _TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 _ANY_TYPE: dict[str, Any] = {"anyOf": [{"type": name} for name in _TYPES if name != "integer"]}
@@ -75,8 +75,10 @@ class SchemaReader:
     def _with_plain_parts(self, kept: dict[str, Any], depth: int) -> dict[str, Any]:
         if "properties" in kept:
             properties = _of_kind(kept, "properties", Mapping, "an object")
-            required = _of_kind(kept, "required", list, "an array") if "required" in kept else []
+            listed = _of_kind(kept, "required", list, "an array") if "required" in kept else []
+            required = {name for name in listed if isinstance(name, str)}
             _check_optional_count(sum(name not in required for name in properties))
+            kept["required"] = required
             kept["properties"] = {name: self._plain(part, depth) for name, part in properties.items()}
         for key in (*_ALTERNATIVES, "prefixItems"):
             if key in kept:
