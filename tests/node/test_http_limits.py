@@ -32,7 +32,7 @@ async def port_of_a_node() -> AsyncIterator[str]:
 
     async def answer(request: web.Request) -> web.Response:
         try:
-            return web.Response(text=str(len(await bodies.read(request))))
+            return web.json_response(len(await bodies.read(request)))
         except NodeError as error:
             return error_response(error)
 
@@ -51,7 +51,7 @@ async def trickle(url: str, beginning: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(beginning)
     async with asyncio.timeout(5), asyncio.TaskGroup() as tasks:
-        answer = tasks.create_task(reader.read())
+        answer = tasks.create_task(reader.read(4096))
         while not answer.done():
             writer.write(b" ")
             await asyncio.wait([answer], timeout=0.02)
