@@ -1,4 +1,4 @@
-"""What the tracker adds to a chat, against calling the same head directly.
+"""What the tracker adds to a chat, against calling the same head directly: keys, the choice, a signed ticket, relaying.
 
 Both sides run in turn, pair by pair; the figures are medians of the pairs' differences. The floor is one
 more HTTP exchange on loopback, well below a millisecond.
@@ -9,6 +9,8 @@ more HTTP exchange on loopback, well below a millisecond.
 import argparse
 import asyncio
 import json
+import os
+import secrets
 import statistics
 import tempfile
 from pathlib import Path
@@ -16,15 +18,15 @@ from pathlib import Path
 import aiohttp
 
 from meshnet_cli.demo.processes import Mesh, free_port
-from meshnet_cli.tracker_api import get_json, served_models
+from meshnet_cli.tracker_api import KEY_VARIABLE, get_json, served_models
 from peers import Stream, chat_body, stream_chat
 
 
-async def measure(mesh: Mesh, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
+async def measure(mesh: Mesh, key: str, pairs: int, tokens: int) -> list[tuple[Stream, Stream]]:
     body = chat_body(served_models(mesh.url)[0], tokens=tokens, prompt="Hi")
     head_url = get_json(mesh.url, "/v1/nodes")["nodes"][0]["url"]
     results = []
-    async with aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession(headers={"authorization": f"Bearer {key}"}) as http:
         for number in range(pairs + 3):
             through = await stream_chat(http, mesh.url, body)
             direct = await stream_chat(http, head_url, body)
@@ -38,11 +40,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=60)
     parser.add_argument("--tokens", type=int, default=8)
     options = parser.parse_args()
+    client_key, owner_key = secrets.token_urlsafe(24), secrets.token_urlsafe(24)
+    os.environ[KEY_VARIABLE] = owner_key
     with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), "smollm2") as mesh:
-        mesh.start_tracker()
+        mesh.start_tracker(options=["--api-key", client_key, "--admin-key", owner_key])
         mesh.start_node("whole", "0-29", layer_delay_ms=0)
         mesh.wait_node("whole", entry_layers=[0])
-        results = asyncio.run(measure(mesh, options.pairs, options.tokens))
+        results = asyncio.run(measure(mesh, client_key, options.pairs, options.tokens))
     first = [1000 * (through.first_s - direct.first_s) for through, direct in results]
     total = [1000 * (through.total_s - direct.total_s) for through, direct in results]
     print(

@@ -45,13 +45,13 @@ async def test_a_head_runs_nothing_without_a_ticket_of_its_tracker(engines: list
     async with local_route(engines, tmp_path) as route:
         plan = route.plan()
         stranger = TicketOffice(Ed25519PrivateKey.generate())
-        for forged in (
-            msgspec.structs.replace(plan, ticket=""),
-            stranger.issue(plan, HeadRequest(), now=1e12),
-            route.office.issue(plan, HeadRequest(), now=0.0),
+        for forged, code in (
+            (msgspec.structs.replace(plan, ticket=""), "ticket"),
+            (stranger.issue(plan, HeadRequest(), now=1e12), "ticket"),
+            (route.office.issue(plan, HeadRequest(), now=0.0), "ticket_expired"),
         ):
             status, error = await error_of(route, plan=forged)
-            assert (status, error["code"]) == (403, "ticket")
+            assert (status, error["code"]) == (403, code)
         await route.wait_idle()
 
 

@@ -223,6 +223,16 @@ async def test_an_unreadable_refusal_is_the_heads_fault_and_not_the_clients() ->
     assert faults == [True, False]
 
 
+async def test_a_ticket_that_expired_on_its_way_is_nobodys_fault() -> None:
+    """Node or tracker stood still, or a clock was set: neither can tell who."""
+    refusal = (403, {"message": "the ticket expired 9 s ago", "code": "ticket_expired"})
+    async with mesh({"refusal": refusal}, {}) as (tracker, _), post(tracker) as response:
+        assert (await response.json())["choices"][0]["message"]["content"] == TEXT
+        faults = [node.faults.mass > 0 for node in tracker.server.fleet.nodes()]
+
+    assert faults == [False, False]
+
+
 async def test_a_tracker_whose_only_route_has_just_failed_is_not_ready() -> None:
     async with mesh({"breaks_after": 0}) as (tracker, _), aiohttp.ClientSession() as http:
 

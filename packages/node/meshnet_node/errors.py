@@ -15,13 +15,17 @@
     ├── RequestError               the chat cannot be served as asked, here or elsewhere
     │   ├── GrammarError           a grammar or JSON schema that cannot be used
     │   ├── TemplateError          the model's chat template is missing or refuses the messages
-    │   └── ContextOverflowError   prompt and completion do not fit the context
+    │   ├── ContextOverflowError   prompt and completion do not fit the context
+    │   ├── BodyTooLargeError      a body that no chat needs
+    │   └── BodyTooSlowError       it came a little at a time, or stopped in its middle
     ├── TicketError                a session that no valid ticket allows
+    │   └── ExpiredTicketError     it was valid; this node or its tracker may have stood still
     ├── NoPassError                somebody asks for the model's file without a valid pass
     ├── PlanError                  a route plan that this node cannot be a hop of
     │   ├── EntryLayerError        a session wants to enter or leave the shard where it is not cut
     │   └── StepError              a step that does not fit its session
     ├── NoFreeSlotError            every slot is taken: try again or elsewhere
+    ├── OverloadedError            too much is being read already
     ├── UpstreamError              the server behind an --upstream node failed
     │   └── UpstreamRefusalError   it finds the request itself wrong
     ├── EngineClosedError          the engine, or the session, was closed
@@ -39,6 +43,7 @@ from typing import ClassVar, Self
 
 from meshnet_protocol.ids import NodeId
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.messages import TICKET_EXPIRED_CODE
 
 
 class NodeError(Exception):
@@ -77,6 +82,10 @@ class NoPassError(NodeError):
 class TicketError(NodeError):
     code = "ticket"
     http_status = 403
+
+
+class ExpiredTicketError(TicketError):
+    code = TICKET_EXPIRED_CODE
 
 
 class ModelFileError(NodeError):

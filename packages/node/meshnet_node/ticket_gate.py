@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from meshnet_node.errors import TicketError
+from meshnet_node.errors import ExpiredTicketError, TicketError
 from meshnet_node.tracker_trust import TrackerTrust
-from meshnet_protocol.errors import RemoteProtocolError
+from meshnet_protocol.errors import ExpiredError, RemoteProtocolError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.messages import RoutePlan
 from meshnet_protocol.tickets import Ticket, check_ticket, read_signed
@@ -67,6 +67,8 @@ class TicketGate:
         try:
             ticket = read_signed(plan.ticket, self._trust.key, Ticket)
             check_ticket(ticket, plan, now=self._trust.now())
+        except ExpiredError as error:
+            raise ExpiredTicketError(str(error)) from error
         except RemoteProtocolError as error:
             raise TicketError(str(error)) from error
         if plan.session_id in self._opening or plan.session_id in self._spent:

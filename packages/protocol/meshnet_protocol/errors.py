@@ -3,6 +3,7 @@
 ProtocolError
 ├── LocalProtocolError    our own mistake: we were about to say something invalid
 └── RemoteProtocolError   the peer said something we cannot accept
+    └── ExpiredError      ... and could have, earlier
 """
 
 
@@ -16,3 +17,7 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent something the protocol does not allow."""
+
+
+class ExpiredError(RemoteProtocolError):
+    """It was right, once. By whose clock is another question."""

@@ -11,6 +11,8 @@ import msgspec
 from meshnet_protocol.ids import Incarnation, ModelKey, NodeId, SessionId, WalletId, make_model_key, make_node_id
 from meshnet_protocol.layers import LayerRange
 
+TICKET_EXPIRED_CODE = "ticket_expired"
+"""Of an error: nobody's fault, for whose clock or sleep it was, nobody knows."""
 PROTOCOL_VERSION = 2
 PENALTY_TOKENS_DEFAULT = 64
 PENALTY_TOKENS_MAX = 65536

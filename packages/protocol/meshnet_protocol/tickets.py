@@ -16,7 +16,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from jwt.types import Options
 
-from meshnet_protocol.errors import RemoteProtocolError
+from meshnet_protocol.errors import ExpiredError, RemoteProtocolError
 from meshnet_protocol.ids import ModelKey, SessionId
 from meshnet_protocol.messages import Message, PlannedHop, RoutePlan
 
@@ -76,9 +76,9 @@ def read_signed(text: str, key: Ed25519PublicKey, kind: type[Paper]) -> Paper:
 
 
 def check_ticket(ticket: Ticket, plan: RoutePlan, *, now: float) -> None:
-    """Raises RemoteProtocolError unless the ticket allows to open the plan's session now."""
+    """Raises ExpiredError or another RemoteProtocolError unless the ticket allows to open the plan's session now."""
     if now > ticket.exp:
-        raise RemoteProtocolError(f"the ticket expired {now - ticket.exp:.0f} s ago")
+        raise ExpiredError(f"the ticket expired {now - ticket.exp:.0f} s ago")
     if plan.model_key != ticket.model or plan.hops != ticket.hops:
         raise RemoteProtocolError("the plan is not the one its ticket was issued for")
     answer = _answer_number(plan.session_id, ticket.session)

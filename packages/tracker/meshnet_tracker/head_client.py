@@ -19,7 +19,7 @@ import msgspec
 
 from meshnet_protocol.errors import RemoteProtocolError
 from meshnet_protocol.ids import NodeId
-from meshnet_protocol.messages import HeadRequest, PlannedHop
+from meshnet_protocol.messages import TICKET_EXPIRED_CODE, HeadRequest, PlannedHop
 from meshnet_tracker.errors import AttemptFailedError, RefusedByHeadError
 from meshnet_tracker.head_events import HeadEvent, decode_event
 from meshnet_tracker.outcomes import Outcome
@@ -128,4 +128,5 @@ def _failed(error: dict[str, Any], head: NodeId, *, is_overload: bool = False) -
         culprit=NodeId(culprit) if isinstance(culprit, str) and culprit else head,
         reporter=NodeId(reporter or head) if isinstance(reporter, str) else None,
         wants_probe=error.get("code") in PROBED_CODES,
+        is_blameless=error.get("code") == TICKET_EXPIRED_CODE,
     )
