@@ -25,7 +25,7 @@ SECOND_LOOK_PERIOD_S = 1.0
 """To look for one takes a while by itself."""
 SECOND_LOOKS_PER_REQUEST = 0.03
 SECOND_LOOKS_SAVED_MAX = 3.0
-FIRST_CREDIT_IN_REQUESTS = 1.0
+FIRST_CREDIT_IN_REQUESTS = 0.5
 """Of all nodes together that are there at the start."""
 CREDIT_PER_REQUEST = 0.01
 CREDIT_DUE_IN_FULL = 30
