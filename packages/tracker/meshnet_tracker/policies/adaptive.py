@@ -87,6 +87,9 @@ class AdaptivePolicy:
         self._prompt_tokens = PROMPT_TOKENS_FIRST
 
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
+        if self._expense is not None:
+            self._expense.give_up(0.0)  # The router wanted another route than the one chosen last.
+            self._expense = None
         graph = self._graph(request.model, now)
         plan = self._plan(graph, request, rng, now)
         if plan is None:
