@@ -9,10 +9,10 @@ plan pays. At most one request at a time is the first one of a node.
 """
 
 import math
-from collections.abc import ItemsView, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshnet_tracker.layer_graph import Costs, LayerGraph
+from meshnet_tracker.layer_graph import Costs, Edge, LayerGraph
 from meshnet_tracker.policies.node_beliefs import NodeBelief
 from meshnet_tracker.policies.scout_budget import Expense, ScoutBudget
 from meshnet_tracker.routing_stats import DecisionMode
@@ -59,6 +59,12 @@ class Outlook:
             if not belief.in_flight and belief.is_unproven is is_unproven and belief.distrusted_until <= self.now
         ]
 
+    def quickest_through(self, places: list[int]) -> dict[int, tuple[float, float, Edge]]:
+        return self.graph.quickest_through(places, self.costs)
+
+    def chain_over(self, edge: Edge) -> tuple[int, ...]:
+        return self.graph.chain_over(edge, self.costs)
+
 
 def find_scout(outlook: Outlook, budget: ScoutBudget) -> Plan | None:
     return _trial(outlook, budget) or _first_request(outlook, budget)
@@ -66,25 +72,26 @@ def find_scout(outlook: Outlook, budget: ScoutBudget) -> Plan | None:
 
 def find_second_look(outlook: Outlook, budget: ScoutBudget) -> Plan | None:
     """The one that promises most for what it costs."""
-    best_gain, plan = 0.0, None
-    for place, (seconds, own_s, chain) in _quickest_through(outlook, outlook.idle(is_unproven=False)):
+    best_gain, best_edge, best_detour_s = 0.0, None, 0.0
+    for place, (seconds, own_s, edge) in outlook.quickest_through(outlook.idle(is_unproven=False)).items():
         # It may have become faster; what it may cost is the detour if it has not.
         hope = 1 - math.exp(-OPTIMISM_SDS * outlook.beliefs[place].deviation(outlook.now, outlook.half_life_s))
         detour_s = max(0.0, seconds - outlook.best_s)
         gain_s = own_s * hope - detour_s
         if gain_s > 0 and 0 < detour_s <= budget.second_looks.seconds and gain_s / detour_s > best_gain:
-            best_gain = gain_s / detour_s
-            expense = Expense(budget.second_looks, outlook.best_s, detour_s)
-            plan = Plan(chain, DecisionMode.SCOUT, SECOND_LOOK, expense, has_looked=True)
-    return plan
+            best_gain, best_edge, best_detour_s = gain_s / detour_s, edge, detour_s
+    if best_edge is None:
+        return None
+    expense = Expense(budget.second_looks, outlook.best_s, best_detour_s)
+    return Plan(outlook.chain_over(best_edge), DecisionMode.SCOUT, SECOND_LOOK, expense, has_looked=True)
 
 
 def _trial(outlook: Outlook, budget: ScoutBudget) -> Plan | None:
     for place, belief in enumerate(outlook.beliefs):
         if belief.distrusted_until > outlook.now and not belief.in_flight and budget.is_trial_due(belief.tried_at):
-            for _, (_, _, chain) in _quickest_through(outlook, [place]):
+            for _, _, edge in outlook.quickest_through([place]).values():
                 expense = Expense(budget.first_requests, outlook.best_s, 0.0)
-                return Plan(chain, DecisionMode.SCOUT, TRIAL, expense, on_trial=belief)
+                return Plan(outlook.chain_over(edge), DecisionMode.SCOUT, TRIAL, expense, on_trial=belief)
     return None
 
 
@@ -94,19 +101,14 @@ def _first_request(outlook: Outlook, budget: ScoutBudget) -> Plan | None:
         return None
     beliefs = outlook.beliefs
     affordable: list[tuple[float, float, tuple[int, ...]]] = []
-    for place, (seconds, own_s, chain) in _quickest_through(outlook, waiting):
+    for place, (seconds, own_s, edge) in outlook.quickest_through(waiting).items():
         # What it should cost is what the node says of itself, without the caution that keeps others off it.
         price_s = max(0.0, seconds - own_s * (1 - 1 / UNPROVEN) - outlook.best_s)
-        is_anyway = seconds <= outlook.best_s
-        if (is_anyway or budget.can_pay_first_request(price_s, beliefs[place].tried_at)) and not any(
-            beliefs[other].is_unproven and beliefs[other].in_flight for other in chain
-        ):
-            affordable.append((seconds, price_s, chain))
+        if seconds <= outlook.best_s or budget.can_pay_first_request(price_s, beliefs[place].tried_at):
+            chain = outlook.chain_over(edge)
+            if not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain):
+                affordable.append((seconds, price_s, chain))
     if not affordable:
         return None
     _, price_s, chain = min(affordable)
     return Plan(chain, DecisionMode.SCOUT, FIRST_REQUEST, Expense(budget.first_requests, outlook.best_s, price_s))
-
-
-def _quickest_through(outlook: Outlook, places: list[int]) -> ItemsView[int, tuple[float, float, tuple[int, ...]]]:
-    return outlook.graph.quickest_through(places, outlook.costs).items()
