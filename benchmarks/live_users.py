@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-TOKENS_MIN, TOKENS_MAX = 10, 20
+TOKENS_MIN, TOKENS_MAX = 8, 12
+"""Short, so that there are many chats; below 8 tokens a request is no sample."""
 FAILURE_PAUSE_S = 0.5
 
 Ask = Callable[[str, int], Awaitable[int]]

@@ -7,9 +7,12 @@ turn the fastest head becomes five times slower. Every router begins with a trac
 deployments are the nine routes, pinned at the tracker. LiteLLM is fetched into an environment of its own.
 
 The ceiling is the fastest route's own speed with nobody else on it; ``ideal_tps`` is worked out from the delays alone.
-The routers take turns, in another order each time (``--first``). Run it, twice or more with different ``--first``:
+The routers take turns, in another order each time (``--first``). Several rounds make a comparison, and each can be
+run by itself, for the machine has to be alone: it keeps its turns in a file, and a last call joins them.
 
-    uv run python benchmarks/routing_live.py [--seconds 54] [--users 4] [--first 0]
+    uv run python benchmarks/routing_live.py --first 0 --keep round0.json
+    uv run python benchmarks/routing_live.py --first 1 --keep round1.json
+    uv run python benchmarks/routing_live.py --join round0.json round1.json
 """
 
 import argparse
@@ -24,7 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +55,7 @@ class Turn:
     router: str
     asked: list[Asked]
     seconds: float
+    users: int
     cores_used: float
 
 
@@ -74,7 +78,7 @@ def run_turn(mesh: Mesh, router: str, *, users: int, seconds: float) -> Turn:
     finally:
         tracker.stop()
         mesh.children.remove(tracker)
-    return Turn(router, asked, seconds, cores)
+    return Turn(router, asked, seconds, users, cores)
 
 
 def _run_tracker(mesh: Mesh, slowed: Child, *, users: int, seconds: float) -> list[Asked]:
@@ -170,7 +174,7 @@ def start_nodes(mesh: Mesh) -> None:
 
 
 def figures_of(turns: Sequence[Turn]) -> dict[str, Any]:
-    """Means over chats of their own tokens/s; a chat that failed counts as 0."""
+    """Means over chats of their own tokens/s; a chat that failed counts as 0. Ranges are of the turns' means."""
     halves: dict[str, list[float]] = {"before": [], "after": []}
     overall: list[float] = []
     for turn in turns:
@@ -185,6 +189,7 @@ def figures_of(turns: Sequence[Turn]) -> dict[str, Any]:
         "chats": len(overall),
         "failed": sum(one.tokens == 0 for turn in turns for one in turn.asked),
         "tps": round(statistics.fmean(overall), 3),
+        "tps_of_turns": sorted(round(statistics.fmean(one.tokens / one.seconds for one in t.asked), 2) for t in turns),
         "tps_settled": round(statistics.fmean(halves["before"]), 3),
         "tps_settled_after_slow_down": round(statistics.fmean(halves["after"]), 3),
         "cores_used": round(statistics.fmean(turn.cores_used for turn in turns), 3),
@@ -197,42 +202,56 @@ def ideal_tps(*, is_slowed: bool) -> float:
     return 1000 / sum(min(ms for name, ms in delay.items() if name.startswith(kind)) for kind in LAYERS)
 
 
+def run_round(*, users: int, seconds: float, first: int) -> list[Turn]:
+    """Every router once, beginning with the one of that number."""
+    order = (*ROUTERS[first:], *ROUTERS[:first])
+    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), "smollm2") as mesh:
+        start_nodes(mesh)
+        return [run_turn(mesh, router, users=users, seconds=seconds) for router in order]
+
+
+def keep(turns: Sequence[Turn], path: Path) -> None:
+    path.write_text(json.dumps([{**asdict(turn), "asked": as_rows(turn.asked)} for turn in turns]))
+
+
+def kept(path: Path) -> list[Turn]:
+    return [
+        Turn(row["router"], [Asked(**one) for one in row["asked"]], row["seconds"], row["users"], row["cores_used"])
+        for row in json.loads(path.read_text())
+    ]
+
+
+def summary(turns: Sequence[Turn]) -> dict[str, Any]:
+    by_router = {router: [turn for turn in turns if turn.router == router] for router in ROUTERS}
+    return {
+        "benchmark": "routing_live",
+        "users": sorted({turn.users for turn in turns}),
+        "seconds": sorted({turn.seconds for turn in turns}),
+        "turns_each": len(turns) // len(ROUTERS),
+        "ideal_tps": round(ideal_tps(is_slowed=False), 2),
+        "ideal_tps_after_slow_down": round(ideal_tps(is_slowed=True), 2),
+        "cores_used_max": CORES / 4,
+        **{router: figures_of(mine) for router, mine in by_router.items()},
+    }
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=54.0, help="Of each router's turn.")
-    parser.add_argument("--users", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--first", type=int, default=0, help="Which router begins: 0 to 2.")
-    parser.add_argument("--chats", action="store_true", help="Print every chat too.")
+    parser.add_argument("--users", type=int, default=6)
+    parser.add_argument("--first", type=int, default=0, choices=range(len(ROUTERS)), help="Which router begins.")
+    parser.add_argument("--keep", type=Path, help="Write the turns, chat by chat, to this file.")
+    parser.add_argument("--join", type=Path, nargs="+", help="Run nothing; the figures of the turns in these files.")
     options = parser.parse_args()
     # Processes are stopped on the way out of the mesh's context, so being told to end has to take that way too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    turns: list[Turn] = []
-    with tempfile.TemporaryDirectory() as folder, Mesh(Path(folder), free_port(0), "smollm2") as mesh:
-        start_nodes(mesh)
-        for number in range(options.rounds):
-            begin = (options.first + number) % len(ROUTERS)
-            order = (*ROUTERS[begin:], *ROUTERS[:begin])
-            turns += [run_turn(mesh, router, users=options.users, seconds=options.seconds) for router in order]
-    by_router = {router: [turn for turn in turns if turn.router == router] for router in ROUTERS}
-    if options.chats:
-        for turn in turns:
-            print(json.dumps({"router": turn.router, "chats": as_rows(turn.asked)}))
-    figures = {router: figures_of(mine) for router, mine in by_router.items()}
-    print(
-        json.dumps(
-            {
-                "benchmark": "routing_live",
-                "users": options.users,
-                "seconds": options.seconds,
-                "rounds": options.rounds,
-                "ideal_tps": round(ideal_tps(is_slowed=False), 2),
-                "ideal_tps_after_slow_down": round(ideal_tps(is_slowed=True), 2),
-                "cores_used_max": CORES / 4,
-                **figures,
-            }
-        )
-    )
+    if options.join:
+        turns = [turn for path in options.join for turn in kept(path)]
+    else:
+        turns = run_round(users=options.users, seconds=options.seconds, first=options.first)
+    if options.keep:
+        keep(turns, options.keep)
+    print(json.dumps(summary(turns)))
 
 
 if __name__ == "__main__":

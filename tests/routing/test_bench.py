@@ -92,6 +92,23 @@ def test_a_slow_down_is_noticed_and_a_liar_left_alone() -> None:
     assert fast_failure.marked_share < 0.02
 
 
+@pytest.mark.parametrize("topology", ["A", "B", "C", "D"])
+def test_scouts_cost_little_even_where_requests_are_few_and_nodes_many(topology: str) -> None:
+    """One request in fifty seconds, and up to 24 nodes that nothing is known of at the start."""
+    costs = [
+        run(topology, "sparse", ADAPTIVE, seed=s, duration_s=1800).by_policy[ADAPTIVE].scout_cost for s in range(8)
+    ]
+
+    assert sum(costs) / len(costs) < 0.02
+
+
+def test_an_oracle_that_dares_to_use_a_node_that_cuts_off_is_ahead_of_one_that_does_not() -> None:
+    figures = run("E", "truncate", ORACLE, "clairvoyant-daring").by_policy
+
+    assert figures["clairvoyant-daring"].tps > 1.2 * figures[ORACLE].tps
+    assert (figures["clairvoyant-daring"].marked_share or 0) > 0.9
+
+
 def test_the_json_line_is_strict_json() -> None:
     cells = gather([run("E", "sparse", ADAPTIVE, ORACLE, duration_s=60)])
     text = json.dumps(as_json(cells, seeds=1), allow_nan=False)

@@ -176,6 +176,22 @@ def test_an_unproven_node_gets_its_first_request_soon_and_only_one_at_a_time(pol
 
 
 @learns_from_failures
+def test_a_first_request_whose_client_left_is_repeated_soon(policy: str) -> None:
+    mesh = whole_mesh(policy, "old")
+    mesh.run({"old": 1.0}, 30)
+    mesh.join("new", "0-11", 1.0)
+    firsts: list[int] = []
+    for number in range(60):
+        mesh.now += 1.0
+        decision = mesh.choose()
+        is_first = instances(decision) == ["new"]
+        firsts += [number] * is_first
+        mesh.end(decision, seconds=None if is_first else 1.0)
+    assert len(firsts) >= 2
+    assert firsts[1] - firsts[0] <= 5
+
+
+@learns_from_failures
 def test_the_table_says_of_every_arm_why_it_is_taken_or_not(policy: str) -> None:
     mesh = whole_mesh(policy, "fast", "slow", "bad")
     mesh.run({"fast": 1.0, "slow": 3.0, "bad": 0.1}, 150, fails=("bad",))

@@ -30,6 +30,8 @@ class Edge:
 
 Costs = tuple[Sequence[float], Sequence[float]]
 """Per node: seconds per layer run, and seconds per joint."""
+_Found = dict[int, tuple[float, Edge | None]]
+"""Per layer: seconds from there to an end, and the hop to take."""
 
 
 class LayerGraph:
@@ -54,6 +56,9 @@ class LayerGraph:
             for edges in reversed(self._rising)
         ]
         self._routes: dict[tuple[int, ...], Route] = {}
+        self._left: tuple[Costs, _Found] | None = None
+        self._reached: tuple[Costs, _Found] | None = None
+        """What was found at the latest costs, because a choice asks several questions of the same."""
 
     def quickest(self, costs: Costs) -> tuple[float, tuple[int, ...]]:
         """Seconds and nodes (by place) of the shortest path; infinity and nothing if there is none."""
@@ -62,16 +67,16 @@ class LayerGraph:
             return UNREACHABLE, ()
         return to_end[0][0], self._walk(to_end, 0)
 
-    def quickest_through(self, places: Sequence[int], costs: Costs) -> dict[int, tuple[float, float, tuple[int, ...]]]:
-        """For each of some nodes, over paths that use it: seconds, the node's own part of them, and the path.
+    def quickest_through(self, places: Sequence[int], costs: Costs) -> dict[int, tuple[float, float, Edge]]:
+        """For each of some nodes, over paths that use it: seconds, the node's own part of them, and how it is used.
 
-        Nodes without such a path are left out.
+        Nodes without such a path are left out. ``chain_over`` tells the path, for the few that are taken.
         """
         per_layer, per_joint = costs
         to_end = self._to_end(costs)
         from_start = self._from_start(costs)
         wanted = set(places)
-        through: dict[int, tuple[float, float, tuple[int, ...]]] = {}
+        through: dict[int, tuple[float, float, Edge]] = {}
         for edges in self._rising:
             for edge in edges:
                 place = edge.place
@@ -80,9 +85,18 @@ class LayerGraph:
                 own = (edge.end - edge.start) * per_layer[place] + edge.joints * per_joint[place]
                 seconds = from_start[edge.start][0] + own + to_end[edge.end][0]
                 if place not in through or seconds < through[place][0]:
-                    chain = (*from_start[edge.start][1], place, *self._walk(to_end, edge.end))
-                    through[place] = (seconds, own, chain)
+                    through[place] = (seconds, own, edge)
         return through
+
+    def chain_over(self, edge: Edge, costs: Costs) -> tuple[int, ...]:
+        """The nodes of the shortest path over a hop."""
+        from_start = self._from_start(costs)
+        before: list[int] = []
+        hop = from_start[edge.start][1]
+        while hop is not None:
+            before.append(hop.place)
+            hop = from_start[hop.start][1]
+        return (*reversed(before), edge.place, *self._walk(self._to_end(costs), edge.end))
 
     def route(self, chain: tuple[int, ...]) -> Route:
         route = self._routes.get(chain)
@@ -102,10 +116,12 @@ class LayerGraph:
         """The nodes of those routes, as far as they were asked for lately."""
         return {p for chain, route in self._routes.items() if route.signature in signatures for p in chain}
 
-    def _to_end(self, costs: Costs) -> dict[int, tuple[float, Edge | None]]:
+    def _to_end(self, costs: Costs) -> _Found:
         """Per start layer: seconds from there to the end, and the hop to take."""
+        if self._left is not None and self._left[0] is costs:
+            return self._left[1]
         per_layer, per_joint = costs
-        to_end: dict[int, tuple[float, Edge | None]] = {self.layer_count: (0.0, None)}
+        to_end: _Found = {self.layer_count: (0.0, None)}
         for start, edges in self._falling:
             best, best_edge = UNREACHABLE, None
             for place, layers, end, joints, edge in edges:
@@ -116,22 +132,28 @@ class LayerGraph:
                         best, best_edge = seconds, edge
             if best_edge is not None:
                 to_end[start] = (best, best_edge)
+        self._left = costs, to_end
         return to_end
 
-    def _from_start(self, costs: Costs) -> dict[int, tuple[float, tuple[int, ...]]]:
+    def _from_start(self, costs: Costs) -> _Found:
+        """Per layer: seconds from the start to there, and the last hop."""
+        if self._reached is not None and self._reached[0] is costs:
+            return self._reached[1]
         per_layer, per_joint = costs
-        reached: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+        reached: _Found = {0: (0.0, None)}
         for edges in self._rising:
             if edges[0].start not in reached:
                 continue
-            so_far, chain = reached[edges[0].start]
+            so_far = reached[edges[0].start][0]
             for edge in edges:
                 own = (edge.end - edge.start) * per_layer[edge.place] + edge.joints * per_joint[edge.place]
-                if edge.end not in reached or so_far + own < reached[edge.end][0]:
-                    reached[edge.end] = (so_far + own, (*chain, edge.place))
+                seconds = so_far + own
+                if edge.end not in reached or seconds < reached[edge.end][0]:
+                    reached[edge.end] = (seconds, edge)
+        self._reached = costs, reached
         return reached
 
-    def _walk(self, to_end: dict[int, tuple[float, Edge | None]], start: int) -> tuple[int, ...]:
+    def _walk(self, to_end: _Found, start: int) -> tuple[int, ...]:
         chain: list[int] = []
         edge = to_end[start][1]
         while edge is not None:

@@ -41,6 +41,7 @@ def _baseline(make: type[Baseline]) -> Contender:
 _MADE = (
     Contender(ORACLE, lambda t: Clairvoyant(t.machines), cap="all"),
     Contender("clairvoyant-kind", lambda t: Clairvoyant(t.machines, is_kind=True), cap="all"),
+    Contender("clairvoyant-daring", lambda t: Clairvoyant(t.machines, is_daring=True), cap="all"),
     Contender("best-static-split", lambda t: BestStaticSplit(t.machines, requests_per_s=t.requests_per_s), cap="all"),
     Contender(ADAPTIVE, lambda t: AdaptivePolicy(config=t.config), cap="all"),
     _proportional(DEFAULT, RoutingConfig()),

@@ -83,15 +83,21 @@ class Machine:
 
 
 def best_route(
-    machines: Iterable[Machine], *, prompt_tokens: int, output_tokens: int, burdens: dict[NodeId, float] | None = None
+    machines: Iterable[Machine],
+    *,
+    prompt_tokens: int,
+    output_tokens: int,
+    burdens: dict[NodeId, float] | None = None,
+    may_cut: bool = False,
 ) -> tuple[float, tuple[NodeId, ...]]:
     """Seconds and nodes of the way that is quickest as things stand; infinity if there is none.
 
-    ``burdens`` are seconds per layer added to a node, for oracles that look further than one request.
+    ``burdens`` are seconds per layer added to a node, for oracles that look further than one request. ``may_cut``: over
+    nodes too that cut streams off, as if they did not.
     """
     by_start: dict[int, list[Machine]] = {}
     for machine in machines:
-        if not machine.is_faulty:
+        if not machine.is_faulty or (may_cut and machine.is_up and not machine.fails_fast):
             by_start.setdefault(machine.spec.first, []).append(machine)
             for layer in machine.spec.entry_layers:
                 by_start.setdefault(layer, []).append(machine)

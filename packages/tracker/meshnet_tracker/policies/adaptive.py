@@ -29,15 +29,21 @@ from meshnet_tracker.layer_graph import UNREACHABLE, Costs, LayerGraph
 from meshnet_tracker.policies.faults import FaultLedger
 from meshnet_tracker.policies.node_beliefs import NodeBelief
 from meshnet_tracker.policies.overdue import overdue_factors
-from meshnet_tracker.policies.scout_budget import ScoutBudget
+from meshnet_tracker.policies.scout_budget import Expense, ScoutBudget
+from meshnet_tracker.policies.scouting import (
+    OPTIMISM_SDS,
+    UNPROVEN,
+    UNPROVEN_AND_BUSY,
+    Outlook,
+    Plan,
+    find_scout,
+    find_second_look,
+)
 from meshnet_tracker.policies.sharing_out import credit_hops
 from meshnet_tracker.route_policy import ArmOpinion, Completion, Failure, Flight, RouteRequest
 from meshnet_tracker.routing_stats import PROVEN_MASS_MIN, ArmStatus, DecisionMode, RouteChoice, RoutingConfig
 
 ADAPTIVE = "adaptive"
-UNPROVEN_AND_BUSY = 6.0
-UNPROVEN = 1.3
-OPTIMISM_SDS = 2.0
 OVERDUE_PERIOD_S = 0.5
 JITTER = 0.002
 KINDNESS = 1.0
@@ -47,8 +53,6 @@ BELIEFS_MAX = 20_000
 DISTRUST_PRICE = 1000.0
 EXCLUSION_STEPS_MAX = 24
 OVERDUE_WORTH_TELLING = 1.5
-FIRST_REQUEST, TRIAL = "first request of a node", "trial of a node that failed"
-SECOND_LOOK = "second look at a node"
 
 
 @dataclass(slots=True)
@@ -59,19 +63,8 @@ class FlightNote:
     beliefs: tuple[NodeBelief, ...]
     crowd_clocks: tuple[float, ...]
     expected_s: float
+    expense: Expense | None = None
     has_ended: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    chain: tuple[int, ...]
-    mode: DecisionMode
-    reason: str
-    detour_s: float = 0.0
-    """What is taken from the budget of second looks if the plan is carried out."""
-    has_looked: bool = False
-    """A second look was sought, if in vain."""
-    on_trial: NodeBelief | None = None
 
 
 class AdaptivePolicy:
@@ -89,23 +82,22 @@ class AdaptivePolicy:
         self._overdue: dict[NodeId, float] = {}
         self._overdue_at = -math.inf
         self._budget = ScoutBudget()
+        self._expense: Expense | None = None
         self._output_tokens = OUTPUT_TOKENS_FIRST
         self._prompt_tokens = PROMPT_TOKENS_FIRST
 
     def choose(self, request: RouteRequest, rng: Random, now: float) -> RouteChoice[Candidate] | None:
+        if self._expense is not None:
+            self._expense.give_up(0.0)  # The router wanted another route than the one chosen last.
+            self._expense = None
         graph = self._graph(request.model, now)
         plan = self._plan(graph, request, rng, now)
         if plan is None:
             return None
         if plan.on_trial is not None:
             plan.on_trial.tried_at = self._budget.requests
-        self._budget.decided(
-            now,
-            detour_s=plan.detour_s,
-            is_first_request=plan.reason == FIRST_REQUEST,
-            has_looked=plan.has_looked,
-            is_second_look=plan.reason == SECOND_LOOK,
-        )
+        self._budget.decided(now, plan.expense, has_looked=plan.has_looked)
+        self._expense = plan.expense
         return RouteChoice(Candidate(graph.route(plan.chain), 0.0), plan.mode, plan.reason)
 
     def taken(self, flight: Flight) -> None:
@@ -117,7 +109,10 @@ class AdaptivePolicy:
             if belief.incarnation == incarnation:
                 belief.in_flight += 1
                 belief.scouts += flight.is_scout
-        self._notes[flight.reservation] = FlightNote(flight, beliefs, clocks, self._expected_s(flight, beliefs, now))
+        expected_s = self._expected_s(flight, beliefs, now)
+        # The route was chosen in the same call: what is paid for is this flight.
+        expense, self._expense = self._expense if flight.is_scout else None, None
+        self._notes[flight.reservation] = FlightNote(flight, beliefs, clocks, expected_s, expense)
 
     def completed(self, flight: Flight, completion: Completion, now: float) -> None:
         note = self._notes.get(flight.reservation)
@@ -127,6 +122,8 @@ class AdaptivePolicy:
         for belief in note.beliefs:
             belief.run_crowd_clock(now)
         self._faults.succeeded(note.beliefs, flight.taken_at, now)
+        if note.expense is not None:
+            note.expense.settle(completion.seconds, work=self._work(flight, completion, note.beliefs))
         credit_hops(note, completion, now, self._half_life_s)
         self._output_tokens += TOKENS_GAIN * (completion.completion_tokens - self._output_tokens)
         self._prompt_tokens += TOKENS_GAIN * (completion.prompt_tokens - self._prompt_tokens)
@@ -146,6 +143,8 @@ class AdaptivePolicy:
         note = self._notes.pop(flight.reservation, None)
         if note is None:
             return
+        if note.expense is not None and not note.has_ended:
+            note.expense.give_up(now - flight.taken_at)
         for belief, incarnation in zip(note.beliefs, flight.incarnations, strict=True):
             belief.run_crowd_clock(now)
             if belief.incarnation == incarnation:
@@ -175,7 +174,7 @@ class AdaptivePolicy:
 
     # Choosing.
 
-    def _plan(self, graph: LayerGraph, request: RouteRequest, rng: Random, now: float) -> _Plan | None:
+    def _plan(self, graph: LayerGraph, request: RouteRequest, rng: Random, now: float) -> Plan | None:
         """What ``choose`` would do. To be asked is not to do it: nothing is spent here."""
         has_looked = False
         beliefs = [self._beliefs[node.node_id] for node in graph.nodes]
@@ -184,17 +183,18 @@ class AdaptivePolicy:
             seconds, chain = self._quickest_not_excluded(graph, costs, request)
         else:
             seconds, chain = graph.quickest(costs)
-            scout = self._trial(graph, beliefs, costs, now) or self._first_request(graph, beliefs, costs, seconds, now)
+            outlook = Outlook(graph, beliefs, costs, seconds, now, self._half_life_s)
+            scout = find_scout(outlook, self._budget)
             if scout is None and self._budget.may_look(now):
                 has_looked = True
-                scout = self._second_look(graph, beliefs, costs, seconds, now)
+                scout = find_second_look(outlook, self._budget)
             if scout is not None:
                 return scout
         if not chain:
             return None
         is_least_bad = any(beliefs[place].distrusted_until > now for place in chain)
         reason = "least bad: all ways failed lately" if is_least_bad else "quickest"
-        return _Plan(chain, DecisionMode.EXPLOIT, reason, has_looked=has_looked)
+        return Plan(chain, DecisionMode.EXPLOIT, reason, has_looked=has_looked)
 
     def _costs(
         self, graph: LayerGraph, beliefs: list[NodeBelief], prompt_tokens: int | None, rng: Random, now: float
@@ -225,54 +225,6 @@ class AdaptivePolicy:
             per_layer.append(cost * (1 + JITTER * draw()) + price_s)
             per_joint.append(belief.access_s * output)
         return per_layer, per_joint
-
-    def _trial(self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, now: float) -> _Plan | None:
-        for place, belief in enumerate(beliefs):
-            if belief.distrusted_until > now and not belief.in_flight and self._budget.is_trial_due(belief.tried_at):
-                found = graph.quickest_through([place], costs)
-                if place in found:
-                    return _Plan(found[place][2], DecisionMode.SCOUT, TRIAL, on_trial=belief)
-        return None
-
-    def _first_request(
-        self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
-    ) -> _Plan | None:
-        """The cheapest to a node never measured, if its waiting has made it worth its price."""
-        unproven = [
-            place
-            for place, belief in enumerate(beliefs)
-            if belief.is_unproven and not belief.in_flight and belief.distrusted_until <= now
-        ]
-        if not unproven:
-            return None
-        affordable = [
-            (seconds, place, chain)
-            for place, (seconds, _, chain) in graph.quickest_through(unproven, costs).items()
-            if seconds - best_s <= self._budget.first_request_s_max(beliefs[place].tried_at)
-            and not any(beliefs[other].is_unproven and beliefs[other].in_flight for other in chain)
-        ]
-        return _Plan(min(affordable)[2], DecisionMode.SCOUT, FIRST_REQUEST) if affordable else None
-
-    def _second_look(
-        self, graph: LayerGraph, beliefs: list[NodeBelief], costs: Costs, best_s: float, now: float
-    ) -> _Plan | None:
-        idle = [
-            place
-            for place, belief in enumerate(beliefs)
-            if not belief.in_flight and not belief.is_unproven and belief.distrusted_until <= now
-        ]
-        best_gain, best_chain, detour_s = 0.0, None, 0.0
-        for place, (seconds, own_s, chain) in graph.quickest_through(idle, costs).items():
-            # It may have become faster; what it may cost is the detour if it has not.
-            hope = 1 - math.exp(-OPTIMISM_SDS * beliefs[place].deviation(now, self._half_life_s))
-            extra_s = max(0.0, seconds - best_s)
-            gain_s = own_s * hope - extra_s
-            if gain_s > 0 and 0 < extra_s <= self._budget.seconds and gain_s / extra_s > best_gain:
-                best_gain, best_chain = gain_s / extra_s, chain
-                detour_s = extra_s
-        if best_chain is None:
-            return None
-        return _Plan(best_chain, DecisionMode.SCOUT, SECOND_LOOK, detour_s, has_looked=True)
 
     def _quickest_not_excluded(
         self, graph: LayerGraph, costs: Costs, request: RouteRequest
@@ -339,6 +291,13 @@ class AdaptivePolicy:
             for hop, belief in zip(flight.route.hops, beliefs, strict=True)
         )
 
+    def _work(self, flight: Flight, completion: Completion, beliefs: tuple[NodeBelief, ...]) -> float:
+        """How much more there was to do than was expected when the route was chosen."""
+        share = sum(belief.prompt_share for belief in beliefs) / len(beliefs)
+        guess = self._prompt_tokens if flight.prompt_tokens is None else flight.prompt_tokens
+        expected = self._output_tokens + share * guess
+        return (max(0, completion.completion_tokens) + share * max(0, completion.prompt_tokens)) / expected
+
     def _find_overdue(self, now: float) -> None:
         if now - self._overdue_at >= OVERDUE_PERIOD_S:
             self._overdue_at = now
@@ -350,7 +309,7 @@ class AdaptivePolicy:
 
     # Explaining.
 
-    def _opinion(self, candidate: Candidate, plan: _Plan | None, now: float) -> ArmOpinion:
+    def _opinion(self, candidate: Candidate, plan: Plan | None, now: float) -> ArmOpinion:
         hops = candidate.route.hops
         beliefs = [self._belief(hop.node_id, now) for hop in hops]
         paces = [math.exp(belief.log_pace(now, self._half_life_s)) for belief in beliefs]

@@ -219,6 +219,8 @@ class NodeBelief:
 
     def fault_price(self, now: float) -> float:
         """What its failures cost, in requests' times, if each broken request is run again until it succeeds."""
+        if not self._faults:  # Of most nodes, at every choice.
+            return 0.0
         share = self.fault_share(now)
         return share / (1 - share)
 
