@@ -62,6 +62,8 @@ class WholeModelProcess:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+        self.huge_mb = 0.0
+        """Of its model's file, mapped in huge pages; known after a run."""
 
     def run(self, prompt: Sequence[int], tokens: int) -> Stream:
         assert self._process.stdin is not None
@@ -70,6 +72,7 @@ class WholeModelProcess:
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
         first_s = float(answer["first_s"])
+        self.huge_mb = float(answer["huge_mb"])
         return Stream(first_s, first_s, float(answer["seconds"]), len(answer["token_ids"]))
 
 

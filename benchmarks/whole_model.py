@@ -1,7 +1,8 @@
 """The peer: llama.cpp running a whole model in this process, greedily, one stream, as fast as it can.
 
 A server on standard input, so that a benchmark can run it in turn with something else:
-each line ``{"prompt": [ids], "tokens": n}`` is answered by ``{"seconds": s, "first_s": s, "token_ids": [...]}``.
+each line ``{"prompt": [ids], "tokens": n}`` is answered by ``{"seconds": s, "first_s": s, "token_ids": [...],
+"huge_mb": n}``, the last of which is how much of the model's file the kernel happens to map in huge pages.
 llama.cpp's own defaults throughout (F16 KV cache, automatic flash attention); the end-of-text token is
 drawn like any other, so that both sides of a comparison draw the same number of tokens.
 """
@@ -10,15 +11,19 @@ import argparse
 import ctypes
 import json
 import sys
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import llama_cpp
 import numpy as np
 
+from meshnet_node.engine.huge_pages import huge_bytes_of
+
 
 class WholeModel:
     def __init__(self, path: str, threads: int, context_tokens: int) -> None:
+        self._path = Path(path)
         llama_cpp.llama_backend_init()
         model_params = llama_cpp.llama_model_default_params()
         self._model = llama_cpp.llama_model_load_from_file(path.encode(), model_params)
@@ -38,7 +43,9 @@ class WholeModel:
         while len(drawn) < tokens:
             self._decode(drawn[-1:])
             drawn.append(self._likeliest())
-        return {"seconds": perf_counter() - started, "first_s": first_s, "token_ids": drawn}
+        seconds = perf_counter() - started
+        huge_mb = round(huge_bytes_of(self._path) / 1e6, 1)
+        return {"seconds": seconds, "first_s": first_s, "token_ids": drawn, "huge_mb": huge_mb}
 
     def _decode(self, tokens: list[int]) -> None:
         array = (llama_cpp.llama_token * len(tokens))(*tokens)

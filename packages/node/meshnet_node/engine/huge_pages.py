@@ -41,10 +41,10 @@ def settle_in_huge_pages(path: Path) -> int:
         huge_bytes = 0
         for start, end in data_stretches(file.fileno()):
             _touch(view, start, end)
-            if (now := _huge_bytes(path)) - huge_bytes < (1 - _SMALL_SHARE_MAX) * (end - start):
+            if (now := huge_bytes_of(path)) - huge_bytes < (1 - _SMALL_SHARE_MAX) * (end - start):
                 _drop(view, file.fileno(), start, end)
                 _touch(view, start, end)
-                now = _huge_bytes(path)
+                now = huge_bytes_of(path)
             if now == huge_bytes:
                 break
             huge_bytes = now
@@ -75,7 +75,7 @@ def _drop(view: mmap.mmap, descriptor: int, start: int, end: int) -> None:
     os.posix_fadvise(descriptor, start, end - start, os.POSIX_FADV_DONTNEED)
 
 
-def _huge_bytes(path: Path) -> int:
+def huge_bytes_of(path: Path) -> int:
     """How much of this file this process has mapped in huge pages."""
     is_file, total, name = False, 0, os.fsencode(path.resolve())
     with Path("/proc/self/smaps").open("rb") as lines:
