@@ -22,8 +22,8 @@ from pathlib import Path
 HUGE_PAGE_BYTES = 2 * 1024 * 1024
 STRETCH_BYTES = 32 * HUGE_PAGE_BYTES
 """Looked at first, to find out whether it is worth dropping anything."""
-_SMALL_SHARE_MAX = 0.25
-"""The ends of a stretch are not whole huge pages."""
+_ENOUGH_SHARE = 0.75
+"""Of a stretch's huge pages: a few that memory had no room for are not worth reading it again."""
 
 
 def settle_in_huge_pages(path: Path) -> int:
@@ -40,12 +40,13 @@ def settle_in_huge_pages(path: Path) -> int:
             return 0
         huge_bytes = 0
         for start, end in data_stretches(file.fileno()):
+            whole_bytes = max(0, end // HUGE_PAGE_BYTES + -start // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
             _touch(view, start, end)
-            if (now := huge_bytes_of(path)) - huge_bytes < (1 - _SMALL_SHARE_MAX) * (end - start):
+            if (now := huge_bytes_of(path)) - huge_bytes < _ENOUGH_SHARE * whole_bytes:
                 _drop(view, file.fileno(), start, end)
                 _touch(view, start, end)
                 now = huge_bytes_of(path)
-            if now == huge_bytes:
+            if whole_bytes and now == huge_bytes:
                 break
             huge_bytes = now
         return huge_bytes

@@ -150,8 +150,8 @@ class Segment:
             llama_cpp.llama_model_free(self._model)
 
     def _results_of(self, inputs: Sequence[SequenceRows]) -> list[RowsResult]:
+        row_count = inputs[0].row_count
         if self._tap is None:
-            row_count = inputs[0].row_count
             return [
                 RowsResult(None, self._logits_at((number + 1) * row_count - 1) if rows.wants_logits else None)
                 for number, rows in enumerate(inputs)
@@ -160,7 +160,6 @@ class Segment:
             hidden = self._tap.take()
         except BufferError as error:
             raise DecodeError(f"llama.cpp gave {error}; this is a bug") from error
-        row_count = inputs[0].row_count
         return [RowsResult(hidden[start : start + row_count], None) for start in range(0, len(hidden), row_count)]
 
     def _logits_at(self, batch_row: int) -> FloatRows:
