@@ -17,6 +17,7 @@ from time import perf_counter
 
 import numpy as np
 
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.huge_pages import settle_in_huge_pages
@@ -76,7 +77,8 @@ def main() -> None:
     first, last = (int(layer) for layer in options.layers.split("-"))
     model, layers = ModelFile.open(resolve_model(options.model)), LayerRange(first, last)
     shape = SegmentShape(layers.layer_count, model.hidden_size, first == 0, layers.next_layer == model.layer_count)
-    settings = SegmentSettings(slots=SLOTS, context_tokens=256, rows_max=64, threads=1, gpu_layers=0)
+    cache = cache_types(model, is_exact=True, on_gpu=False)
+    settings = SegmentSettings(slots=SLOTS, context_tokens=256, rows_max=64, threads=1, gpu_layers=0, cache=cache)
     with tempfile.TemporaryDirectory(dir=Path.home()) as folder:  # not on a RAM disk, which has pages of its own
         source, plain, settled = cached_slice(model, layers, Path(folder)), Path(folder) / "a", Path(folder) / "b"
         copy_in_small_pages(source, plain)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter
 
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.segment import FloatRows, Segment, SegmentSettings, SegmentShape, SequenceRows
@@ -28,10 +29,20 @@ class Chain:
 
     @classmethod
     def load(
-        cls, model: ModelFile, cuts: Sequence[int], cache_dir: Path, *, rows_max: int = 256, first: int = 0
+        cls,
+        model: ModelFile,
+        cuts: Sequence[int],
+        cache_dir: Path,
+        *,
+        rows_max: int = 256,
+        context_tokens: int = 512,
+        first: int = 0,
     ) -> "Chain":
         shard = LayerRange(first, model.layer_count - 1)
-        settings = SegmentSettings(slots=4, context_tokens=512, rows_max=rows_max, threads=1, gpu_layers=0)
+        cache = cache_types(model, is_exact=True, on_gpu=False)
+        settings = SegmentSettings(
+            slots=4, context_tokens=context_tokens, rows_max=rows_max, threads=1, gpu_layers=0, cache=cache
+        )
         segments = []
         for layers in shard.cut_at(set(cuts)):
             shape = SegmentShape(

@@ -176,8 +176,12 @@ def test_what_that_refusal_spares_us_is_real(tmp_path: Path) -> None:
 import sys
 from pathlib import Path
 import numpy as np
+from meshnet_node.engine.cache_types import cache_types
+from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.segment import Segment, SegmentSettings, SegmentShape, SequenceRows
-segment = Segment(Path({str(path)!r}), SegmentShape(3, 64, True, True), SegmentSettings(1, 64, 8, 1, 0))
+path = Path({str(path)!r})
+cache = cache_types(ModelFile.open(path), is_exact=True, on_gpu=False)
+segment = Segment(path, SegmentShape(3, 64, True, True), SegmentSettings(1, 64, 8, 1, 0, cache))
 segment.decode([SequenceRows(0, 0, 1, np.asarray([5], np.int32), None, True)])
 print("alive")
 """

@@ -77,6 +77,18 @@ def test_the_size_of_prefill_chunks_does_not_show(
     assert_same(expected, got)
 
 
+def test_far_into_a_context_chunks_do_not_show_either(model: ModelFile, cache_dir: Path) -> None:
+    """Beyond 512 positions llama.cpp cuts a lone row's attention over a cache of F16 alone; chunks of 64 it tiles."""
+    prompt = [int(token) for token in np.random.default_rng(5).integers(100, 40_000, 640)]
+    chain = Chain.load(model, (), cache_dir, context_tokens=768)
+
+    expected = chain.follow(0, prompt, 4, chunk=128)
+    got = chain.follow(1, prompt, 4, chunk=16)
+    chain.close()
+
+    assert_same(expected, got)
+
+
 def test_rows_of_several_sequences_come_back_to_their_owners(
     whole: Chain, model: ModelFile, cache_dir: Path, long_prompt: list[int]
 ) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.segment import Segment, SegmentSettings, SegmentShape, SequenceRows
 from meshnet_node.engine.thread import Engine, StepInput
@@ -372,7 +373,8 @@ async def test_a_step_that_llama_cpp_refuses_costs_only_its_own_session(engine: 
 
 def test_a_failed_decode_leaves_the_context_usable(model: ModelFile) -> None:
     shape = SegmentShape(layer_count=30, hidden_size=576, takes_tokens=True, gives_logits=True)
-    settings = SegmentSettings(slots=2, context_tokens=256, rows_max=64, threads=1, gpu_layers=0)
+    cache = cache_types(model, is_exact=True, on_gpu=False)
+    settings = SegmentSettings(slots=2, context_tokens=256, rows_max=64, threads=1, gpu_layers=0, cache=cache)
     segment = Segment(model.path, shape, settings)
 
     def rows(slot: int, position: int) -> SequenceRows:

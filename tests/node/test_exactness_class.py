@@ -23,7 +23,7 @@ def test_weights_that_are_exact_on_every_build_pass_the_test(
     engine.close()
 
     assert engine.exactness.is_exact
-    assert "KV cache Q8_0" in engine.exactness.description
+    assert "KV cache Q8_0 keys, F16 values" in engine.exactness.description
 
 
 def test_nodes_of_one_build_are_of_one_class_whatever_they_hold(model_path: Path, cache_dir: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from meshnet_node.engine import segment as segment_module
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.segment import FloatRows, Segment, SegmentSettings, SegmentShape, SequenceRows
@@ -16,7 +17,8 @@ from meshnet_protocol.layers import LayerRange
 def hidden_of(model: ModelFile, cache_dir: Path, prompt: list[int]) -> FloatRows:
     layers = LayerRange(0, 2)
     shape = SegmentShape(layers.layer_count, model.hidden_size, takes_tokens=True, gives_logits=False)
-    settings = SegmentSettings(slots=4, context_tokens=64, rows_max=64, threads=1, gpu_layers=0)
+    cache = cache_types(model, is_exact=True, on_gpu=False)
+    settings = SegmentSettings(slots=4, context_tokens=64, rows_max=64, threads=1, gpu_layers=0, cache=cache)
     segment = Segment(cached_slice(model, layers, cache_dir), shape, settings)
     # A gap between the slots makes two ubatches of it, so that the callback fires twice.
     inputs = [SequenceRows(slot, 0, len(prompt), np.asarray(prompt, np.int32), None, False) for slot in (0, 2)]

@@ -1,8 +1,8 @@
 """Exactness: does this node compute the same bits however rows are grouped? Proven at start, not assumed.
 
-llama.cpp picks other kernels for other numbers of rows. With flash attention and a KV cache that is not F16 the
-attention is exact whatever the grouping (``segment.py``); the matrix products are exact for some weight types on
-every build and for others only on special builds. Instead of trusting a table, a node tries it: the same rows one
+llama.cpp picks other kernels for other numbers of rows. With flash attention and a KV cache whose keys are not F16
+the attention is exact whatever the grouping (``cache_types.py``); the matrix products are exact for some weight types
+on every build and for others only on special builds. Instead of trusting a table, a node tries it: the same rows one
 by one, all at once and beside a second sequence must give equal bits.
 
 The *class* names what the bits depend on besides the weights. Two exact nodes of one class compute equal bits, so
@@ -45,7 +45,7 @@ def describe(segment: Segment, options: EngineOptions) -> str:
     system = " ".join(llama_cpp.llama_print_system_info().decode().split())
     tiled = os.environ.get(_TILED_VARIABLE, "0")
     gpu = f"; {options.gpu_layers} layers on a GPU" if options.gpu_layers else ""
-    return f"llama-cpp-python {llama_cpp.__version__}; KV cache {segment.cache_type}; tiled {tiled}{gpu}; {system}"
+    return f"llama-cpp-python {llama_cpp.__version__}; KV cache {segment.cache}; tiled {tiled}{gpu}; {system}"
 
 
 def _passes(segments: Sequence[Segment], options: EngineOptions) -> bool:

@@ -16,7 +16,7 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -148,6 +148,21 @@ class ModelFile:
         """An integer of the architecture's own metadata, such as ``attention.key_length``; None if absent."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return None if value is None or value.item_type is not None else _integer_of(value)
+
+    def per_layer(self, key: str, layer: int) -> int:
+        """An integer that is one for all layers or an array with one for each; 0 if absent."""
+        value = self.metadata.get(f"{self.architecture}.{key}")
+        if value is None:
+            return 0
+        return self.integer(key) or 0 if value.item_type is None else int(value.items()[layer])
+
+    def head_count(self, layer: int) -> int:
+        """Of a layer's queries."""
+        return max(1, self.per_layer("attention.head_count", layer))
+
+    def head_size(self, which: Literal["key", "value"]) -> int:
+        """Items of one head's key or value."""
+        return self.integer(f"attention.{which}_length") or self.hidden_size // self.head_count(0)
 
     def has(self, key: str) -> bool:
         """Whether the architecture's own metadata has this key."""

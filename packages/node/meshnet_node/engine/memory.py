@@ -15,16 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from meshnet_node.engine.architectures import check_architecture, recurrent_layers
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import plan_slice
 from meshnet_node.engine.shard import EngineOptions
 from meshnet_node.errors import MemoryShortageError
 from meshnet_protocol.layers import LayerRange
 
-Q8_0_BLOCK = 32
-Q8_0_BYTES_PER_ITEM = 34 / 32
-F16_BYTES_PER_ITEM = 2.0
-"""BF16 has as many."""
 FLOAT_BYTES = 4
 CONTEXT_GRANULE = 256
 """llama.cpp rounds contexts up to this."""
@@ -109,16 +106,17 @@ def _cache_bytes(model: ModelFile, piece: LayerRange, options: EngineOptions) ->
     context = -(-options.context_tokens // CONTEXT_GRANULE) * CONTEXT_GRANULE
     is_hybrid = check_architecture(model).is_hybrid
     recurrent = recurrent_layers(model) if is_hybrid else [False] * model.layer_count
-    items = states = 0
+    types = cache_types(model, is_exact=options.is_exact, on_gpu=options.gpu_layers > 0)
+    head_bytes = (
+        model.head_size("key") * types.key.bytes_per_item + model.head_size("value") * types.value.bytes_per_item
+    )
+    heads = states = 0
     for layer in range(piece.first, piece.next_layer):
         if recurrent[layer]:
             states += _state_items(model)
         else:
-            heads = _per_layer(model, "attention.head_count_kv", layer) or _heads(model, layer)
-            items += heads * (_head_size(model, "key") + _head_size(model, "value"))
-    fits_blocks = model.hidden_size // _heads(model, 0) % Q8_0_BLOCK == 0
-    per_item = Q8_0_BYTES_PER_ITEM if fits_blocks and options.exact != "off" else F16_BYTES_PER_ITEM
-    return int(options.slots * (context * items * per_item + states * FLOAT_BYTES))
+            heads += model.per_layer("attention.head_count_kv", layer) or model.head_count(layer)
+    return int(options.slots * (context * heads * head_bytes + states * FLOAT_BYTES))
 
 
 def _state_items(model: ModelFile) -> int:
@@ -133,26 +131,10 @@ def _buffer_bytes(model: ModelFile, piece: LayerRange, options: EngineOptions) -
     has_vocabulary = piece.first == 0 or piece.next_layer == model.layer_count
     vocabulary = int(model.tensors["token_embd.weight"].shape[1]) if has_vocabulary else 0
     feed_forward = max(
-        _per_layer(model, "feed_forward_length", piece.first),
+        model.per_layer("feed_forward_length", piece.first),
         (model.integer("expert_feed_forward_length") or 0) * (model.integer("expert_used_count") or 0),
     )
     layer = 4 * model.hidden_size + 2 * feed_forward
     mask = rows * options.context_tokens * 2
     logits = options.slots * vocabulary * FLOAT_BYTES
     return rows * (max(vocabulary, layer) + 2 * model.hidden_size) * FLOAT_BYTES + mask + logits
-
-
-def _heads(model: ModelFile, layer: int) -> int:
-    return max(1, _per_layer(model, "attention.head_count", layer))
-
-
-def _head_size(model: ModelFile, which: str) -> int:
-    return model.integer(f"attention.{which}_length") or model.hidden_size // _heads(model, 0)
-
-
-def _per_layer(model: ModelFile, key: str, layer: int) -> int:
-    """A number that is one for all layers or an array with one for each; 0 if absent."""
-    value = model.metadata.get(f"{model.architecture}.{key}")
-    if value is None:
-        return 0
-    return model.integer(key) or 0 if value.item_type is None else int(value.items()[layer])

@@ -3,9 +3,9 @@
 Rows go in as token ids (segments that start at layer 0) or as hidden states, and come out as hidden states
 or, behind the model's last layer, as logits.
 
-Results must not depend on who else is in the batch, so: flash attention on, a KV cache that is not F16 (unless
-the node's owner gave that up for faster prompts), one KV stream for each slot, and a full-size cache for sliding
-windows, so that a sequence's cells always lie in the order of its positions.
+Results must not depend on who else is in the batch, so: flash attention on, a KV cache of types for which it is
+exact (``cache_types.py``; unless the node's owner gave that up for faster prompts), one KV stream for each slot, and
+a full-size cache for sliding windows, so that a sequence's cells always lie in the order of its positions.
 
 llama.cpp regroups the rows of a batch by sequence: equally many rows of sequences with consecutive numbers
 form a ubatch, and a gap in the numbers starts the next one. A decode here therefore takes the same number
@@ -23,15 +23,13 @@ import llama_cpp
 import numpy as np
 import numpy.typing as npt
 
+from meshnet_node.engine.cache_types import CacheTypes
 from meshnet_node.engine.llama import start_llama, take_errors
 from meshnet_node.engine.tap import HiddenTap, native_callback
 from meshnet_node.errors import DecodeError, ModelFileError
 
 FloatRows = npt.NDArray[np.float32]
 TokenRows = npt.NDArray[np.int32]
-
-GGML_TYPE_BF16 = 30
-_Q8_0_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,7 @@ class SegmentSettings:
     """Most rows in one decode."""
     threads: int
     gpu_layers: int
-    is_exact: bool = True
-    """False: an F16 cache, whose attention is quicker for many rows at once and rounds otherwise than for one."""
+    cache: CacheTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +102,8 @@ class Segment:
         self._is_open = True
 
     @property
-    def cache_type(self) -> str:
-        return _CACHE_TYPE_NAMES[_cache_type_for(self._model, self._settings)]
+    def cache(self) -> CacheTypes:
+        return self._settings.cache
 
     def decode(self, inputs: Sequence[SequenceRows]) -> list[RowsResult]:
         """Run rows of several sequences, the same number of each, through the layers.
@@ -260,7 +257,7 @@ def _make_context(model: Any, path: Path, settings: SegmentSettings, tap: Hidden
     params.n_batch = params.n_ubatch = settings.rows_max
     params.n_threads = params.n_threads_batch = settings.threads
     params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    params.type_k = params.type_v = _cache_type_for(model, settings)
+    params.type_k, params.type_v = settings.cache.key.number, settings.cache.value.number
     params.swa_full = True
     params.no_perf = True
     if tap is not None:
@@ -273,14 +270,3 @@ def _make_context(model: Any, path: Path, settings: SegmentSettings, tap: Hidden
             f"{take_errors()}; try fewer --slots or a smaller --context-tokens"
         )
     return context
-
-
-def _cache_type_for(model: Any, settings: SegmentSettings) -> int:
-    """Q8_0 where a head's size is a whole number of its blocks, else BF16; F16 where exactness is not wanted."""
-    if not settings.is_exact:
-        return int(llama_cpp.GGML_TYPE_F16)
-    head_size = llama_cpp.llama_model_n_embd(model) // max(llama_cpp.llama_model_n_head(model), 1)
-    return int(llama_cpp.GGML_TYPE_Q8_0) if head_size % _Q8_0_BLOCK == 0 else GGML_TYPE_BF16
-
-
-_CACHE_TYPE_NAMES = {llama_cpp.GGML_TYPE_Q8_0: "Q8_0", GGML_TYPE_BF16: "BF16", llama_cpp.GGML_TYPE_F16: "F16"}

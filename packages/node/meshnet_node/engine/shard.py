@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshnet_node.engine.architectures import check_context, check_cut
+from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.huge_pages import settle_in_huge_pages
@@ -115,7 +116,7 @@ def _load_segment(model: ModelFile, piece: LayerRange, options: EngineOptions) -
         rows_max=options.rows_max,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
-        is_exact=options.is_exact,
+        cache=cache_types(model, is_exact=options.is_exact, on_gpu=options.gpu_layers > 0),
     )
     path = cached_slice(model, piece, options.cache_dir)
     if not options.gpu_layers:
