@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from meshnet_node.engine.thread import Engine
+from meshnet_node.engine.thread import Engine, EngineSession, StepInput
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
+from meshnet_protocol.prefix import prefix_chain
 from node.engine_helpers import options
 from node.route_helpers import LocalRoute, local_route
 
@@ -91,11 +92,72 @@ async def test_hops_that_hold_different_amounts_agree_on_the_least(route: LocalR
     assert text_of(answer) == text_of(expected)
 
 
-async def test_a_session_that_asks_for_nothing_cached_leaves_nothing(route: LocalRoute) -> None:
-    unseen = "A tale of seven seas and of a captain who had lost his ship. " * 4
-    await route.chat(unseen, max_tokens=2, cache_prompt=False)
+async def test_users_with_one_system_prompt_share_it_and_keep_their_own_chats(route: LocalRoute) -> None:
+    def asked(question: str) -> list[dict[str, str]]:
+        return [{"role": "system", "content": TALE}, {"role": "user", "content": question}]
 
-    assert cached_tokens(await route.chat(unseen, max_tokens=2)) == 0
+    fresh = await route.chat("", messages=asked("Who lives there?"), max_tokens=12, cache_prompt=False)
+    first = await route.chat("", messages=asked("What did he find? " * 40), max_tokens=4)
+    second = await route.chat("", messages=asked("Who lives there?"), max_tokens=12)
+    again = await route.chat("", messages=asked("What did he find? " * 40), max_tokens=4)
+
+    assert cached_tokens(second) >= 64
+    assert text_of(second) == text_of(fresh)
+    assert cached_tokens(again) > first["usage"]["prompt_tokens"] - 32
+    assert text_of(again) == text_of(first)
+
+
+async def test_a_prompt_under_way_is_shared_as_far_as_it_is_computed(engines: list[Engine]) -> None:
+    """What its owner computes afterwards, or forgets, does not show in the copy."""
+    engine, text = engines[0], list(range(300, 364))
+    chain = prefix_chain(text)
+
+    async def last_row(session: EngineSession, start: int) -> bytes:
+        result = await engine.step(session, StepInput(start, text[start:], None, wants_token=False))
+        assert result.hidden is not None
+        return bytes(result.hidden[-engine.hidden_size * 4 :])
+
+    owner = engine.open_session(SessionId("owner"), engine.shard, None, prefix=chain)
+    await engine.step(owner, StepInput(0, text[:45], None, wants_token=False))
+    other = engine.open_session(SessionId("other"), engine.shard, None, prefix=chain)
+    expected = await last_row(owner, 45)
+    engine.close_session(owner)
+    newcomer = engine.open_session(SessionId("newcomer"), engine.shard, None)
+    await engine.step(newcomer, StepInput(0, [7] * 64, None, wants_token=False))
+
+    assert (owner.held_tokens, other.held_tokens) == (0, 45)
+    assert await last_row(other, 45) == expected
+    for session in (other, newcomer):
+        engine.close_session(session)
+
+
+async def test_what_a_session_found_in_its_slot_is_shared_before_it_computes_and_no_more_than_it_keeps(
+    engines: list[Engine],
+) -> None:
+    """A later hop may hold less of the prompt, and make it begin before the end of what this one holds."""
+    engine, text = engines[0], list(range(700, 764))
+    chain = prefix_chain(text)
+    first = engine.open_session(SessionId("first"), engine.shard, None, prefix=chain)
+    await engine.step(first, StepInput(0, text, None, wants_token=False))
+    engine.close_session(first, remember=chain)
+
+    owner = engine.open_session(SessionId("owner"), engine.shard, None, prefix=chain)
+    at_once = engine.open_session(SessionId("at once"), engine.shard, None, prefix=chain)
+    engine.close_session(at_once)
+    await engine.step(owner, StepInput(24, text[24:30], None, wants_token=False))
+    owner.done_position = 0  # as long as its step is under way
+    later = engine.open_session(SessionId("later"), engine.shard, None, prefix=chain)
+    for session in (owner, later):
+        engine.close_session(session)
+
+    assert (owner.held_tokens, at_once.held_tokens, later.held_tokens) == (64, 64, 24)
+
+
+async def test_a_session_that_asks_for_nothing_cached_leaves_nothing(route: LocalRoute) -> None:
+    unseen = [{"role": "system", "content": "A tale of seven seas and of a captain who had lost his ship. " * 4}]
+    await route.chat("", messages=unseen, max_tokens=2, cache_prompt=False)
+
+    assert cached_tokens(await route.chat("", messages=unseen, max_tokens=2)) == 0
 
 
 async def test_slots_that_remember_are_free_for_others(route: LocalRoute) -> None:

@@ -13,7 +13,7 @@ from meshnet_protocol.layers import LayerRange
 
 TICKET_EXPIRED_CODE = "ticket_expired"
 """Of an error: nobody's fault, for whose clock or sleep it was, nobody knows."""
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 PENALTY_TOKENS_DEFAULT = 64
 PENALTY_TOKENS_MAX = 65536
 

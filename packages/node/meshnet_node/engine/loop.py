@@ -25,6 +25,14 @@ log = logging.getLogger("meshnet.engine")
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixTaken:
+    """The session begins with what another slot holds. Said before anything changes that slot."""
+
+    session: EngineSession
+    copy_from: int
+
+
+@dataclass(frozen=True, slots=True)
 class StepArrived:
     session: EngineSession
     work: StepWork
@@ -65,7 +73,7 @@ class EngineStopped:
     pass
 
 
-Event = StepArrived | SessionClosed | TokenDrawn | GenerationRetired | AnswerWanted | EngineStopped
+Event = PrefixTaken | StepArrived | SessionClosed | TokenDrawn | GenerationRetired | AnswerWanted | EngineStopped
 
 
 class EngineLoop:
@@ -147,6 +155,9 @@ class EngineLoop:
 
     def _handle(self, event: Event) -> None:
         match event:
+            case PrefixTaken(session, copy_from):
+                for segment in session.generation.segments[session.first_segment :]:
+                    segment.copy(copy_from, session.slot)
             case StepArrived(session, work):
                 self._accept(session, work)
             case SessionClosed(session, keep_tokens):

@@ -130,6 +130,12 @@ class Segment:
         """A KV cache can drop a text's end; the state of recurrent layers cannot be taken back."""
         return not (llama_cpp.llama_model_is_recurrent(self._model) or llama_cpp.llama_model_is_hybrid(self._model))
 
+    def copy(self, source: int, slot: int) -> None:
+        """Give a slot the rows of another, all of them. llama.cpp copies the whole slot, with the next decode."""
+        assert self._is_open
+        assert source != slot
+        llama_cpp.llama_memory_seq_cp(self._memory, source, slot, -1, -1)
+
     def rewind(self, slot: int, position: int) -> bool:
         """Drop a slot's rows from ``position`` on; False if the memory cannot (0 always works)."""
         assert self._is_open

@@ -65,10 +65,14 @@ class EngineSession:
     first_segment: int
     hop_count: int = 1
     """Of its route."""
+    prefix: tuple[bytes, ...] = ()
+    """Its prompt's chain, if others may have its rows."""
     next_position: int = 0
     """Position the next step must have; moved on as steps are handed in."""
     held_tokens: int = 0
     """Rows of the prompt that the slot held when the session opened; its first step may begin there or before."""
+    kept_tokens: int = 0
+    """Of those, the rows before its first step; all of them as long as it has not come."""
     has_begun: bool = False
     """Its first step was handed in."""
     done_position: int = 0
