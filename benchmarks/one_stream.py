@@ -4,9 +4,9 @@ Two nodes work in turn for one stream, so the ceiling is the peer's own speed: 1
 tracker and the stop in the middle of the graph cost. Both sides run in turn, pair by pair, on the same machine, with
 the same prompt and number of tokens; figures are end to end, the prompt's time included.
 
-The nodes bring their weights into huge pages (``huge_pages.py``). The peer's file is mapped as whoever wrote or read it
-before left it in the page cache, which is worth up to 15 % of its speed: ``peer_huge_mb`` says how much of it lay in
-huge pages.
+The nodes bring their weights into huge pages (``huge_pages.py``). The peer maps a copy of the model's file, fresh as a
+download leaves it, because a node may have brought the original into huge pages too: that is worth up to 15 % of the
+peer's speed. ``peer_huge_mb`` says how much of the copy lay in huge pages; ``--peer-file`` gives it another file.
 
     uv run python benchmarks/one_stream.py [--pairs 7] [--tokens 128]
 """
@@ -14,7 +14,9 @@ huge pages.
 import argparse
 import asyncio
 import json
+import shutil
 import statistics
+import tempfile
 from pathlib import Path
 
 import aiohttp
@@ -28,12 +30,14 @@ from meshnet_protocol.messages import HeadRequest
 from peers import Stream, chat_body, stream_chat, two_nodes, whole_model_process
 
 
-async def measure(model: Path, mesh: Mesh, pairs: int, tokens: int) -> tuple[list[tuple[Stream, Stream]], float]:
+async def measure(
+    model: Path, peer_file: Path, mesh: Mesh, pairs: int, tokens: int
+) -> tuple[list[tuple[Stream, Stream]], float]:
     body = chat_body(served_models(mesh.url)[0], tokens=tokens)
     work = understand(Vocabulary(model), HeadRequest(messages=body["messages"]), context_tokens=4096)
     prompt = list(work.prompts[0])
     results = []
-    with whole_model_process(model, threads=1) as peer:
+    with whole_model_process(peer_file, threads=1) as peer:
         async with aiohttp.ClientSession() as http:
             for number in range(pairs + 1):
                 ours = await stream_chat(http, mesh.url, body)
@@ -49,10 +53,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
+    parser.add_argument("--peer-file", type=Path, help="the same model for the peer; a fresh copy if left out")
     options = parser.parse_args()
     model = resolve_model(options.model)
-    with two_nodes(model, cut=options.cut) as mesh:
-        results, peer_huge_mb = asyncio.run(measure(model, mesh, options.pairs, options.tokens))
+    with (
+        tempfile.TemporaryDirectory(dir=Path.home()) as folder,  # not on a RAM disk, which has pages of its own
+        two_nodes(model, cut=options.cut) as mesh,
+    ):
+        peer_file = options.peer_file or Path(shutil.copyfile(model, Path(folder) / model.name))
+        results, peer_huge_mb = asyncio.run(measure(model, peer_file, mesh, options.pairs, options.tokens))
     report(results, peer_huge_mb)
 
 
