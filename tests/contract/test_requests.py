@@ -141,7 +141,13 @@ def test_what_cannot_be_done_is_a_400_that_names_the_field(
 def test_the_openai_client_understands_all_of_it(endpoint: Endpoint) -> None:
     with openai.OpenAI(base_url=f"{endpoint.url}/v1", api_key="none", max_retries=0) as client:
         chat = client.chat.completions.create(
-            model=ALIAS, messages=[{"role": "user", "content": "Hi"}], n=2, logprobs=True, top_logprobs=2, max_tokens=3
+            model=ALIAS,
+            messages=[{"role": "user", "content": "Hi"}],
+            n=2,
+            logprobs=True,
+            top_logprobs=2,
+            max_tokens=3,
+            extra_body={"cache_prompt": False},
         )
         text = client.completions.create(model=ALIAS, prompt="One, two,", logprobs=1, max_tokens=3)
 

@@ -31,7 +31,12 @@ def test_a_request_gives_the_same_answer_on_every_route(endpoint: Endpoint, way:
     answers = [endpoint.chat(STORY, **asked, route=route).json for route in endpoint.routes.values()]
 
     assert answers[0]["choices"] == answers[1]["choices"] == answers[2]["choices"]
-    assert answers[0]["usage"] == answers[1]["usage"] == answers[2]["usage"]
+    for count in (
+        "prompt_tokens",
+        "completion_tokens",
+        "total_tokens",
+    ):  # each route holds what it has seen of the prompt
+        assert len({answer["usage"][count] for answer in answers}) == 1
 
 
 def test_a_request_gives_the_same_answer_in_any_company(endpoint: Endpoint) -> None:
