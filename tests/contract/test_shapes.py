@@ -115,6 +115,19 @@ def test_a_model_that_need_not_call_may_call(endpoint: Endpoint) -> None:
     assert choices[-1]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize("cut", [{"max_tokens": 8}, {"max_tokens": 14}, {"stop": "get_"}])
+def test_the_beginning_of_a_call_that_was_cut_short_never_shows(endpoint: Endpoint, cut: dict[str, Any]) -> None:
+    """Nor where the model was free to call: as before, a grammar makes it write a call down."""
+    call = '{\\"name\\": \\"get_time\\", \\"arguments\\": {}}'
+    asked: dict[str, Any] = {"tools": TOOLS[1:], "grammar": f'root ::= "Well: <tool_call>{call}</tool_call>"', **cut}
+    whole = endpoint.chat(QUESTION, **asked).choice
+    streamed = endpoint.chat(QUESTION, **asked, stream=True)
+
+    assert whole["message"] == {"role": "assistant", "content": "Well:"}
+    assert whole["finish_reason"] == ("stop" if "stop" in cut else "length")
+    assert streamed.joined() == "Well:"
+
+
 def test_a_result_can_be_talked_about(endpoint: Endpoint) -> None:
     call = {"id": "call_1", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
     messages = [

@@ -90,6 +90,46 @@ def test_of_a_call_that_had_to_be_made_and_was_cut_short_nothing_shows(tool_form
     assert parts == [LOOK]
 
 
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (HERMES, f"Well. <tool_call>\n{CALL}\n</tool_call>"),
+        (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
+        (LLAMA3, PARAMETERS_CALL),
+        (LLAMA3, '{"type": "function", "name": "look", "parameters": {"at": "it"}}'),
+        (LLAMA3, f"<|python_tag|>{PARAMETERS_CALL}"),
+    ],
+)
+def test_of_a_call_that_was_cut_short_no_beginning_shows(tool_format: ToolFormat, text: str) -> None:
+    """Wherever it is cut, but behind a first character that may be anything."""
+    for end in range(len(text) + 1):
+        parser = AnswerParser(tool_format=tool_format, tools=TOOLS)
+        parts = [part for piece in text[:end] for part in parser.push(piece)] + parser.finish(is_cut=True)
+
+        shown = "".join(part.text for part in parts if isinstance(part, Content))
+        assert shown.rstrip("<[ ") in "Well."
+        assert [part for part in parts if not isinstance(part, Content)] in ([], [LOOK])
+    assert parts[-1] == LOOK
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (HERMES, "a <"),
+        (HERMES, "a <to b"),
+        (LLAMA3, '{"some": "js'),
+        (LLAMA3, '{"name": "Anna", "age'),
+        (LLAMA3, '{"name": "lookout", "x'),
+        (None, "<tool_call>{"),
+    ],
+)
+def test_of_what_is_no_call_all_shows_where_it_is_cut(tool_format: ToolFormat | None, text: str) -> None:
+    parser = AnswerParser(tool_format=tool_format, tools=TOOLS)
+    parts = [part for piece in text for part in parser.push(piece)] + parser.finish(is_cut=True)
+
+    assert "".join(part.text for part in parts if isinstance(part, Content)) == text
+
+
 @given(st.text(alphabet="a <>tolcink_/{}\n", max_size=60))
 def test_text_without_marks_comes_out_as_it_went_in(text: str) -> None:
     parts = parsed(HERMES, list(text))

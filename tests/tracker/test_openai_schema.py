@@ -149,6 +149,14 @@ def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
         ({"tools": [{"function": {"name": "a"}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice"),
+        (
+            {
+                "tool_choice": {"type": "allowed_tools", "tools": [{"name": "x"}]},
+                "tools": [{"function": {"name": "a"}}],
+            },
+            "tool_choice",
+        ),
         ({"tool_choice": {"function": {"name": "b"}}, "tools": [{"function": {"name": "a"}}]}, "tool_choice"),
         ({"tool_choice": "required", "tools": [{"function": {"name": "a"}}], "grammar": "x"}, "grammar"),
         ({"functions": [{}]}, "functions"),
@@ -260,6 +268,23 @@ def test_tools_reach_the_head_unless_none_may_be_called() -> None:
     assert parse(tools=tools, tool_choice="none").head_request.tools == []
     assert parse(tools=tools, tool_choice="any").head_request.tool_choice == "required"
     assert parse(tools=tools, tool_choice=named).head_request.tool_choice == "a"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_of_the_tools_some_may_be_allowed(mode: str) -> None:
+    offered = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "b"}}, {"name": "c"}]}
+
+    for choice in ({"type": "allowed_tools", "allowed_tools": allowed}, {"type": "allowed_tools", **allowed}):
+        request = parse(tools=offered, tool_choice=choice).head_request
+        assert ([tool.name for tool in request.tools], request.tool_choice) == (["b", "c"], mode)
+
+
+def test_what_a_model_refused_in_words_is_read_like_its_text() -> None:
+    parts = [{"type": "text", "text": "No:"}, {"type": "refusal", "refusal": "I cannot."}]
+    (message,) = parse(messages=[{"role": "assistant", "content": parts}]).head_request.messages
+
+    assert message["content"] == "No:\nI cannot."
 
 
 def test_penalties_look_as_far_back_as_llama_cpp_would() -> None:

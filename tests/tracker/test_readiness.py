@@ -229,6 +229,20 @@ async def test_a_head_that_draws_nothing_is_found_out_before_anybody_chats_and_i
     assert [event["is_well"] for event in found] == [False] * (len(head.requests) - 1) + [True]
 
 
+async def test_a_model_without_a_chat_template_is_ready_for_text_completions() -> None:
+    async with (
+        running_head(has_template=False) as head,
+        running_tracker(probes_models=True) as tracker,
+        aiohttp.ClientSession(tracker.url) as http,
+    ):
+        tracker.register("all", "0-39", url=head.url)
+        (probe,) = await probes(tracker)
+        await until_ready(http)
+
+    assert probe["is_well"]
+    assert [len(request.prompts) for request in head.requests] == [0, 1]
+
+
 async def test_a_probe_is_no_chat_no_sample_and_leaves_nothing_behind() -> None:
     async with (
         running_head() as head,

@@ -5,8 +5,8 @@ they are known to be what they are.
       └──── anything else ────────────────────────>┘
 
 Text that might still become a marker is held back, and comes out as what it was when it does not. A call
-that turns out to be none is content, unless the answer had to be a call: then it is one that was cut short, and
-nobody can use its beginning.
+that turns out to be none is content, unless the answer had to be a call, or was cut short in the middle of one, by a
+token limit or a stop string: nobody can use a call's beginning, and as content it would be taken for the answer.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from meshnet_node.text_stream import overlap
-from meshnet_node.tool_format import PYTHON_TAG, ParsedCall, ToolFormat, parse_calls
+from meshnet_node.tool_format import PYTHON_TAG, ParsedCall, ToolFormat, begins_call, parse_calls
 
+MARK_CHARS_MIN = 2
+"""Of a mark that a cut answer ends in; less may be anything: a single '<' is a comparison as well."""
 THINKING_MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
 
 
@@ -71,14 +73,16 @@ class AnswerParser:
         self._is_after_mark = closing is not None
         """Blank space right behind a mark belongs to the mark."""
         self._shown = False
+        self._is_cut = False
         self.call_count = 0
 
     def push(self, text: str) -> list[Part]:
         self._held += text
         return self._advance(is_last=False)
 
-    def finish(self) -> list[Part]:
-        """What was held back."""
+    def finish(self, *, is_cut: bool = False) -> list[Part]:
+        """What was held back. ``is_cut``: the model had more to say."""
+        self._is_cut = is_cut
         return self._advance(is_last=True)
 
     def _advance(self, *, is_last: bool) -> list[Part]:
@@ -133,8 +137,11 @@ class AnswerParser:
             _add(parts, Content(text.rstrip()))
             self._held, self._state = rest, _State.CALL
             return
+        mark = "" if tools is None else tools.opening or ("" if self._shown else PYTHON_TAG)
+        if self._is_cut and overlap(text, mark) >= MARK_CHARS_MIN:
+            text = text[: _safe_end(text, mark)]
         is_sure = is_last or tools is None or not tools.opening
-        end = len(text) if is_sure else _safe_end(text, tools.opening if tools else "")
+        end = len(text) if is_sure else _safe_end(text, mark)
         self._shown = self._shown or end > 0
         self._held = self._keep_from(parts, Content, text, end)
 
@@ -147,7 +154,7 @@ class AnswerParser:
         calls = parse_calls(text, self._tools)
         self.call_count += len(calls)
         parts.extend(calls)
-        if not calls:
+        if not calls and not (self._is_cut and not found and begins_call(text, self._tools, self._format)):
             _add(parts, Content(self._format.opening + text + found))
         self._held, self._state, self._shown, self._is_after_mark = rest, _State.CONTENT, True, bool(calls)
 

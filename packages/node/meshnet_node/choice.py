@@ -52,6 +52,8 @@ class TokenText:
     """Of this token, also while its text is held back."""
     is_replayed: bool = False
     """Drawn and told by another head."""
+    is_cut: bool = False
+    """Of the last one: a limit or a stop string ended the answer, and not the model."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class HeadChoice:
     async def stream(self) -> AsyncGenerator[TokenText | Prefilled, None]:
         """One ``TokenText`` for every token; raises NodeError, LinkError or RemoteHopError."""
         if self.token_limit == 0:
-            yield TokenText("", None, finish_reason="length")
+            yield TokenText("", None, finish_reason="length", is_cut=True)
             return
         text = _TextAndLogprobs(self.engine.vocabulary, TextStream(self.stop))
         for replayed in self._replay(text):
@@ -128,7 +130,7 @@ class HeadChoice:
             return text.end(token_id, "", "stop", logprobs)
         shown = text.push(token_id, self._piece(token_id), logprobs)
         if text.has_stopped or self._drawn == self.token_limit:
-            return text.end(token_id, shown, "stop" if text.has_stopped else "length", logprobs)
+            return replace(text.end(token_id, shown, "stop" if text.has_stopped else "length", logprobs), is_cut=True)
         return TokenText(shown, token_id, text.take_logprobs(), raw_logprobs=logprobs)
 
     def _piece(self, token_id: int) -> bytes:

@@ -161,7 +161,7 @@ class HeadChat:
                 if isinstance(token, Prefilled):
                     yield PrefillProgress(token.tokens)
                     continue
-                parts = _parts_of(parser, token.text, is_last=token.finish_reason is not None)
+                parts = _parts_of(parser, token)
                 yield self._delta(index, token, parts)
                 if token.finish_reason is not None:
                     calls_tools = parser is not None and parser.call_count and token.finish_reason == "stop"
@@ -319,8 +319,8 @@ def add_timings(total: Sequence[HopTiming], step: Sequence[HopTiming]) -> tuple[
     )
 
 
-def _parts_of(parser: AnswerParser | None, text: str, *, is_last: bool) -> list[Part]:
+def _parts_of(parser: AnswerParser | None, token: TokenText) -> list[Part]:
     if parser is None:
-        return [Content(text)] if text else []
-    parts = parser.push(text)
-    return [*parts, *parser.finish()] if is_last else parts
+        return [Content(token.text)] if token.text else []
+    parts = parser.push(token.text)
+    return parts if token.finish_reason is None else [*parts, *parser.finish(is_cut=token.is_cut)]

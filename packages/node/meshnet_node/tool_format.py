@@ -16,6 +16,7 @@ from typing import Any
 from meshnet_protocol.messages import Tool
 
 PYTHON_TAG = "<|python_tag|>"
+_CALL_BEGINNINGS = ('{"name":"', '{"type":"function","name":"')
 _INSTRUCTIONS = """You can call functions. These are the functions, as JSON:
 <tools>
 {tools}
@@ -78,6 +79,21 @@ def parse_calls(text: str, names: frozenset[str]) -> list[ParsedCall]:
             return []
         text = text[end:].lstrip(" \t\r\n;,")
     return calls
+
+
+def begins_call(text: str, names: frozenset[str], tool_format: ToolFormat) -> bool:
+    """Whether ``text`` is what a call begins with. Behind a mark, everything is; else JSON is told from a call by what
+    it says first."""
+    if tool_format.opening or text.lstrip().startswith(PYTHON_TAG):
+        return True
+    bare = "".join(text.split())
+    for beginning in _CALL_BEGINNINGS:
+        name, quote, _ = bare.removeprefix(beginning).partition('"')
+        if beginning.startswith(bare):
+            return True
+        if bare.startswith(beginning) and (name in names if quote else any(known.startswith(name) for known in names)):
+            return True
+    return False
 
 
 def describe_in_system(messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]) -> list[dict[str, Any]]:

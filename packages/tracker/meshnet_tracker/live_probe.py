@@ -21,10 +21,10 @@ from meshnet_protocol.messages import HeadRequest, RoutePlan
 from meshnet_protocol.routes import Route
 from meshnet_tracker.answer_progress import AnswerProgress
 from meshnet_tracker.attempt_watch import AttemptWatch
-from meshnet_tracker.errors import AttemptFailedError, TrackerError
+from meshnet_tracker.errors import AttemptFailedError, RefusedByHeadError, TrackerError
 from meshnet_tracker.events import EventLog
 from meshnet_tracker.head_client import open_chat
-from meshnet_tracker.openai_schema import Dialect, parse_request
+from meshnet_tracker.openai_schema import ChatCall, Dialect, parse_request
 from meshnet_tracker.readiness import Readiness
 from meshnet_tracker.router import RouteDecision, Router
 
@@ -34,11 +34,12 @@ LOOK_PERIOD_S = 1.0
 """Doubts also come by time alone: a link that has cooled down, a probe that is due again."""
 PROBE_S_MAX = 300.0
 """In all; an upstream may have to load its model first."""
+_GREEDY = b'"max_tokens": 1, "temperature": 0, "seed": 0}'
 _QUESTION = parse_request(
-    b'{"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1, "temperature": 0, "seed": 0}',
-    Dialect.CHAT,
-    seed_rng=Random(0),
+    b'{"messages": [{"role": "user", "content": "Hi"}], ' + _GREEDY, Dialect.CHAT, seed_rng=Random(0)
 )
+_BEGINNING = parse_request(b'{"prompt": "Hi", ' + _GREEDY, Dialect.COMPLETION, seed_rng=Random(0))
+"""For a model that no chat can be had with: one without a chat template serves text completions all the same."""
 
 
 class LiveProbes:
@@ -87,7 +88,10 @@ class LiveProbes:
         route, began = decision.route, self._clock()
         problem = ""
         try:
-            await self._ask(session, decision)
+            try:
+                await self._ask(session, decision, _QUESTION)
+            except RefusedByHeadError:
+                await self._ask(session, decision, _BEGINNING)
             self._served(route)
         except Exception as error:
             problem = str(error) or type(error).__name__
@@ -109,14 +113,14 @@ class LiveProbes:
             error=problem or None,
         )
 
-    async def _ask(self, session: aiohttp.ClientSession, decision: RouteDecision) -> None:
+    async def _ask(self, session: aiohttp.ClientSession, decision: RouteDecision, question: ChatCall) -> None:
         """Returns when the route has brought its token. Raises AttemptFailedError or another TrackerError."""
         loop = asyncio.get_running_loop()
         head = decision.planned_hops[0]
         watch = AttemptWatch(head.node_id, silence_s_max=self._token_timeout_s, ends_at=loop.time() + PROBE_S_MAX)
-        progress = AnswerProgress(_QUESTION)
+        progress = AnswerProgress(question)
         async with AsyncExitStack() as stack:
-            opening = stack.enter_async_context(open_chat(session, head, self._request(decision)))
+            opening = stack.enter_async_context(open_chat(session, head, self._request(decision, question)))
             events = await watch.wait(opening)
             watch.note_life()
             while (event := await watch.wait(anext(events, None))) is not None:
@@ -124,12 +128,12 @@ class LiveProbes:
                     watch.note_life()
         progress.check_end()
 
-    def _request(self, decision: RouteDecision) -> HeadRequest:
+    def _request(self, decision: RouteDecision, question: ChatCall) -> HeadRequest:
         plan = RoutePlan(
             session_id=SessionId(uuid.uuid4().hex),
             model_key=decision.route.model_key,
             hops=decision.planned_hops,
             token_timeout_s=self._token_timeout_s,
         )
-        request = msgspec.structs.replace(_QUESTION.head_request, model=decision.route.model_key.rpartition("@")[0])
+        request = msgspec.structs.replace(question.head_request, model=decision.route.model_key.rpartition("@")[0])
         return msgspec.structs.replace(request, meshnet=self._add_ticket(plan, request))

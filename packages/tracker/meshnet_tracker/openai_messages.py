@@ -49,12 +49,13 @@ def _content(content: Any, param: str) -> str:
 
 
 def _part(part: Any, param: str) -> str:
+    """A model that refused to answer said so in words, and is shown them again."""
     kind = part.get("type") if isinstance(part, dict) else None
-    if kind != "text":
+    if kind not in ("text", "refusal"):
         raise MalformedRequestError(f"'{param}' must be a part of type 'text', got {kind!r}.", param=param)
-    text = part.get("text")
+    text = part.get(kind)
     if not isinstance(text, str):
-        raise MalformedRequestError(f"'{param}.text' must be a string.", param=f"{param}.text")
+        raise MalformedRequestError(f"'{param}.{kind}' must be a string.", param=f"{param}.{kind}")
     return text
 
 

@@ -20,7 +20,16 @@ def read_tools(fields: Json) -> tuple[list[Tool], str]:
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
         raise MalformedRequestError("'tools' names a function twice.", param="tools")
-    choice = _choice(fields.get("tool_choice", "auto"))
+    choice = fields.get("tool_choice", "auto")
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        allowed, choice = _allowed(choice)
+        if unknown := allowed - set(names):
+            raise MalformedRequestError(
+                f"'tool_choice' allows {min(unknown)!r}, which is none of the tools: {', '.join(names)}.",
+                param="tool_choice",
+            )
+        tools = [tool for tool in tools if tool.name in allowed]
+    choice = _choice(choice)
     if choice in ("none", "auto"):
         return ([] if choice == "none" else tools), "auto"
     if not tools:
@@ -77,6 +86,17 @@ def _tool(tool: Any, param: str) -> Tool:
         )
     parameters = _schema(function.get("parameters") or {}, f"{param}.function.parameters")
     return Tool(name=name, description=description, parameters=parameters)
+
+
+def _allowed(choice: Json) -> tuple[set[str], Any]:
+    """The names of a subset of the tools, and whether one of it may or must be called."""
+    described = choice.get("allowed_tools", choice)
+    offered = described.get("tools") if isinstance(described, dict) else None
+    if not isinstance(offered, list) or not offered:
+        raise MalformedRequestError(
+            "'tool_choice.allowed_tools' must be an object with a 'mode' and some 'tools'.", param="tool_choice"
+        )
+    return {_choice(tool) for tool in offered}, described.get("mode", "auto")
 
 
 def _choice(choice: Any) -> str:

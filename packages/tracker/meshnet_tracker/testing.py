@@ -110,6 +110,8 @@ class FakeHead:
     prefill_steps: int = 0
     is_well: bool = True
     forgets: bool = False
+    has_template: bool = True
+    """Without one, text completions are all that can be had."""
     probe_count: int = 0
     go: asyncio.Event = field(default_factory=asyncio.Event)
     accepts: asyncio.Event = field(default_factory=asyncio.Event)
@@ -135,6 +137,8 @@ class FakeHead:
             if self.refusal is not None:
                 status, error = self.refusal
                 return web.json_response({"error": error}, status=status)
+            if self.requests[-1].messages and not self.has_template:
+                return web.json_response({"error": {"message": "no template", "code": "chat_template"}}, status=400)
             return await self._stream(request)
         except (asyncio.CancelledError, ConnectionError):
             self.was_left.set()

@@ -6,22 +6,25 @@ grammars would not match what they say; ``json_schema.py`` sees to it that it ge
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import llama_cpp
 from llama_cpp import llama_grammar
-from llama_cpp.llama_grammar import PRIMITIVE_RULES, SchemaConverter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES
 
 from meshnet_node.engine.json_schema import SchemaReader
 from meshnet_node.engine.llama import start_llama, take_errors
+from meshnet_node.engine.repetition import repetition
 from meshnet_node.errors import GrammarError
 
 GRAMMAR_BYTES_MAX = 256 * 1024
 GRAMMAR_RULES_MAX = 4000
 GRAMMAR_DEPTH_MAX = 100
-REPETITION_MAX = 500
-"""llama.cpp makes rules of each, and takes 2,000 of them at once."""
+NAME_GROUPS_MAX = 32
+"""Characters of a property's name that are told apart in groups within groups."""
+
+_SCHEMA_CONVERTER: Any = llama_grammar.SchemaConverter  # the package's converter has no types
 
 # The converter's own rule for it lets line ends and other control characters through, which JSON does not.
 _STRING_CHARACTER = r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})'
@@ -47,14 +50,14 @@ class GrammarWriter:
     """A grammar made of JSON schemas and literal text."""
 
     def __init__(self) -> None:
-        self._converter = _new_converter()
+        self._converter = _Converter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
         self._schema_count = 0
 
     def add_schema(self, schema: Mapping[str, Any]) -> str:
         """The name of a rule that matches JSON of this schema. Raises GrammarError."""
         self._schema_count += 1
         name = f"json{self._schema_count}"
-        reader = SchemaReader(schema, name, _check_pattern)
+        reader = SchemaReader(schema, name)
         self._converter._refs.update(reader.references)
         try:
             return str(self._converter.visit(reader.plain, name))
@@ -102,48 +105,94 @@ def _check_bounds(grammar: str) -> None:
         raise GrammarError(f"the grammar nests more than {GRAMMAR_DEPTH_MAX} groups; make it flatter")
 
 
-def _new_converter() -> Any:
-    make: Any = SchemaConverter  # the package's converter has no types
-    converter = make(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-    # Its own lets a quote or a backslash in a name or value end the literal.
-    converter._format_literal = lambda text: GrammarWriter.literal(json.dumps(json.loads(text), ensure_ascii=False))
-    return converter
+class _Converter(_SCHEMA_CONVERTER):  # type: ignore[misc]
+    """The package's converter, with rules of our own where its would let through what the schema does not."""
+
+    def visit(self, schema: Mapping[str, Any], name: str) -> str:
+        """Adds a rule for a plain part of a schema; the rule's name."""
+        if "grammar" in schema:
+            return self._rule(name, f"({schema['grammar']}) space")
+        if schema.get("type") == "object" and "properties" in schema:
+            return self._rule(name, self._object(schema, name))
+        if schema.get("type") == "array" and "items" in schema:
+            return self._rule(name, self._array(schema, name))
+        return str(super().visit(schema, name))
+
+    def _format_literal(self, literal: str) -> str:
+        """Its own lets a quote or a backslash in a name or value end the literal."""
+        return GrammarWriter.literal(json.dumps(json.loads(literal), ensure_ascii=False))
+
+    def _rule(self, name: str, body: str) -> str:
+        return str(self._add_rule(name, body))
+
+    def _object(self, schema: Mapping[str, Any], name: str) -> str:
+        """What is required, then what may be left out, then whatever else there may be."""
+        pairs = {
+            key: self._rule(
+                f"{name}-{key}-kv",
+                f'{self._format_literal(json.dumps(key))} space ":" space {self.visit(part, f"{name}-{key}")}',
+            )
+            for key, part in schema["properties"].items()
+        }
+        required = [pairs[key] for key in pairs if key in schema["required"]]
+        optional = [pairs[key] for key in pairs if key not in schema["required"]]
+        others = ""
+        if schema["additionalProperties"] is not False:
+            value = self.visit(schema["additionalProperties"], f"{name}-additional-value")
+            key = self._rule(f"{name}-additional-k", self._other_key(list(pairs)))
+            others = self._rule(f"{name}-additional-kv", f'{key} space ":" space {value}')
+        rests = [f'("," space {others})*' if others else ""]
+        for index, pair in reversed(list(enumerate(optional))):
+            rests.append(self._rule(f"{name}-{index}-rest", f'("," space {pair})? {rests[-1]}'))
+        rests.reverse()
+        if required:
+            members = ' "," space '.join(required) + f" {rests[0]}"
+        else:
+            firsts = [f"{pair} {rest}" for pair, rest in zip(optional, rests[1:], strict=True)]
+            firsts += [f"{others} {rests[-1]}"] if others else []
+            members = f"({' | '.join(firsts)})?" if firsts else ""
+        return f'"{{" space {members} "}}" space'
+
+    def _other_key(self, names: Sequence[str]) -> str:
+        """A name that is none of these, which say what their values are. It is spelled without escapes as far as it
+        looks like one of them: the letters' escapes would be another way to write it."""
+        if not names:
+            return str(self._add_primitive("string", PRIMITIVE_RULES["string"]))
+        character = self._add_primitive("char", PRIMITIVE_RULES["char"])
+        return f'"\\"" {self._none_of(sorted(set(names)), str(character), 0)} "\\"" space'
+
+    def _none_of(self, endings: Sequence[str], character: str, depth: int) -> str:
+        """``endings``: what would make one of the names of what is written so far."""
+        firsts = sorted({ending[0] for ending in endings if ending})
+        others = "".join(f"\\U{ord(first):08X}" for first in firsts)
+        rules = [f'[^{others}"\\\\\\x7F\\x00-\\x1F] {character}*']
+        for first in firsts:
+            rest = [ending[1:] for ending in endings if ending[:1] == first]
+            rules.append(f"{GrammarWriter.literal(first)} {self._none_of(rest, character, depth + 1)}")
+        rule = f"({' | '.join(rules)})" + ("" if "" in endings else "?")
+        # Groups within groups are read by recursion, rules within rules are not.
+        return self._rule(f"other-{depth}", rule) if depth % NAME_GROUPS_MAX == NAME_GROUPS_MAX - 1 else rule
+
+    def _array(self, schema: Mapping[str, Any], name: str) -> str:
+        """The items of ``first``, one each, then from ``minItems`` to ``maxItems`` of the others."""
+        first = [self.visit(part, f"{name}-tuple-{index}") for index, part in enumerate(schema.get("first", ()))]
+        low, high = schema["minItems"], schema["maxItems"]
+        item = "" if high == 0 else self.visit(schema["items"], f"{name}-item")
+        if first or not item:
+            others = repetition(f'("," space {item})', low, high) if item else ""
+            items = ' "," space '.join(first) + f" {others}"
+        else:
+            rest = repetition(f'("," space {item})', max(low - 1, 0), None if high is None else high - 1)
+            items = f"{item} {rest}" if low else f"({item} {rest})?"
+        return f'"[" space {items} "]" space'
 
 
-def _check_pattern(pattern: str) -> None:
-    try:
-        _new_converter()._visit_pattern(pattern, "pattern")
-    except Exception as error:
-        raise GrammarError(
-            f"the JSON schema has the pattern {pattern[:80]!r}, which cannot be followed: a pattern must begin with ^ "
-            "and end with $; groups, classes, | and counts are known, looking ahead or back is not"
-        ) from error
-
-
-def _repetition(
+def _string_repetition(
     rule: str, low: int, high: int | None, separator_rule: str | None = None, item_rule_is_literal: bool = False
 ) -> str:
     """As grammars count. The converter spells each repetition out, nested, which soon is too deep to be parsed."""
-    if high == 0:
-        return ""
-    if separator_rule is None:
-        times, more = divmod(low, REPETITION_MAX)
-        whole = [f"{rule}{{{REPETITION_MAX}}}"] * times + ([f"{rule}{{{more}}}"] if more else [])
-        optional = f"{rule}*" if high is None else _at_most(rule, high - low)
-        return " ".join([*whole, optional] if optional else whole)
-    rest = _repetition(f"({separator_rule} {rule})", max(low - 1, 0), None if high is None else high - 1)
-    return f"{rule} {rest}" if low else f"({rule} {rest})?"
+    return "" if high == 0 else repetition(rule, low, high)
 
 
-def _at_most(rule: str, count: int) -> str:
-    """Nested, so that there is one way only to read what it matches, however many groups it is of."""
-    if count <= 1:
-        return f"{rule}?" if count else ""
-    if count < REPETITION_MAX:
-        return f"{rule}{{0,{count}}}"
-    beyond = _at_most(rule, count - REPETITION_MAX)
-    return f"({rule}{{0,{REPETITION_MAX - 1}}} | {rule}{{{REPETITION_MAX}}} {beyond})"
-
-
-# Where the converter looks it up: it has no other place to say so.
-llama_grammar._build_repetition = _repetition
+# Where the converter looks it up, for the lengths of strings: it has no other place to say so.
+llama_grammar._build_repetition = _string_repetition

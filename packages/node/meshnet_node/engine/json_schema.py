@@ -1,50 +1,50 @@
 """JSON schemas as clients send them, made fit for the converter: bounded, plain, every reference resolved.
 
 llama-cpp-python's converter asserts, indexes and recurses through whatever it is given, complains about its own
-insides, takes two references of one name for the same thing, and knows no more of a regular expression than
-llama.cpp's grammars do. So a schema is looked through first; what it asks for and cannot have is refused in words
-that say what to do.
+insides, takes two references of one name for the same thing, and looks at one keyword of a part and forgets the others.
+So a schema is looked through first: each part
+becomes a reference, alternatives, some values, or one type with what is said of that type. What a schema asks for and
+cannot have is refused in words that say what to do.
 """
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
+from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, string_rule
+from meshnet_node.engine.number_grammar import Limit, integer_rule, number_rule
+from meshnet_node.engine.schema_keywords import LIMITS, OF_TYPE, TYPES, both, followed, listed, not_followed, shown
 from meshnet_node.errors import GrammarError
 
 SCHEMA_DEPTH_MAX = 60
 SCHEMA_PARTS_MAX = 1000
 """Properties, items and alternatives, all together; each becomes two or three rules of a grammar."""
 OPTIONAL_PROPERTIES_MAX = 256
-"""Of one object. The converter recurses once for each."""
+"""Of one object. An answer may leave out any of them, and each possibility is kept an eye on."""
 REPETITIONS_MAX = 20_000
 """Of characters or items; more than most contexts hold."""
+LIMIT_DIGITS_MAX = 30
+"""Of a number's limits, before and behind the decimal point."""
 
-_TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
-_ANY_TYPE: dict[str, Any] = {"anyOf": [{"type": name} for name in _TYPES if name != "integer"]}
-_DROPPED = frozenset(
-    {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$defs", "definitions"}
-    | {"$schema", "$id", "$comment", "$anchor"}
-)
-_SHAPES = frozenset(
-    {"type", "const", "enum", "anyOf", "oneOf", "allOf", "properties", "items", "prefixItems", "pattern"}
-)
-_ONLY_OF = {"additionalProperties": "object", "required": "object", "format": "string", "maxLength": "string"}
-"""What a part without a type must be, if it has one of these."""
-_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+Schema = dict[str, Any]
+_ANY: Schema = {"anyOf": [{"type": name} for name in TYPES if name != "integer"]}
+_ALTERNATIVES = ("anyOf", "oneOf")
 _COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"))
 
 
 class SchemaReader:
-    """One schema. ``plain`` is what the converter gets; its references are names in ``references``."""
+    """One schema. ``plain`` is what the converter gets; its references are names in ``references``.
 
-    def __init__(self, schema: Mapping[str, Any], name: str, check_pattern: Callable[[str], None]) -> None:
-        """``name`` begins the names of its references. ``check_pattern`` raises GrammarError, as this does."""
-        self.references: dict[str, dict[str, Any]] = {}
+    A plain part is ``{"$ref": name}``, or has ``anyOf``, ``enum``, ``grammar`` (the body of a rule), or one ``type``
+    beside what is said of values of that type.
+    """
+
+    def __init__(self, schema: Mapping[str, Any], name: str) -> None:
+        """``name`` begins the names of its references. Raises GrammarError."""
+        self.references: dict[str, Schema] = {}
         self._schema = schema
         self._name = name
-        self._check_pattern = check_pattern
         self._names: dict[str, str] = {}
         self._part_count = 0
         self.plain = self._plain(schema, SCHEMA_DEPTH_MAX)
@@ -52,74 +52,154 @@ class SchemaReader:
             for pointer in pending:
                 self.references[self._names[pointer]] = self._plain(self._target(pointer), SCHEMA_DEPTH_MAX)
 
-    def _plain(self, schema: Any, depth: int) -> dict[str, Any]:
-        """The schema without annotations, and with "anything" spelled out: the converter knows neither."""
+    def _plain(self, schema: Any, depth: int) -> Schema:
+        self._count_part()
+        part = self._sole_part(schema, depth)
+        if part.keys() == {"$ref"}:
+            return {"$ref": self._name_of(part["$ref"])}
+        part = self._merged(part, depth)
+        for key in _ALTERNATIVES:
+            if key in part:
+                choices = _of_kind(part, key, list, "an array")
+                if not choices:
+                    raise GrammarError(f"the JSON schema has an empty '{key}'; leave it out")
+                rest = {keyword: value for keyword, value in part.items() if keyword != key}
+                return {
+                    "anyOf": [
+                        self._plain({"allOf": [rest, choice]} if rest else choice, depth - 1) for choice in choices
+                    ]
+                }
+        if "enum" in part:
+            return {"enum": _values(part)}
+        kinds = _kinds(part)
+        if len(kinds) == 1:
+            return self._of_type(kinds[0], part, depth - 1)
+        return {"anyOf": [self._of_type(kind, part, depth - 1) for kind in kinds]}
+
+    def _count_part(self) -> None:
         self._part_count += 1
         if self._part_count > SCHEMA_PARTS_MAX:
             raise GrammarError(
                 f"the JSON schema has more than {SCHEMA_PARTS_MAX} properties, items and alternatives; make it smaller"
             )
-        if depth == 0:
+
+    def _sole_part(self, schema: Any, depth: int) -> Schema:
+        """What shapes the answer; an 'allOf' of one part is that part."""
+        part = self._followed(schema, depth)
+        while part.keys() == {"allOf"} and isinstance(part["allOf"], list) and len(part["allOf"]) == 1:
+            depth -= 1
+            part = self._followed(part["allOf"][0], depth)
+        return part
+
+    def _followed(self, schema: Any, depth: int) -> Schema:
+        if depth <= 0:
             raise GrammarError(f"the JSON schema nests more than {SCHEMA_DEPTH_MAX} levels; make it flatter")
         if schema is True:
-            return _ANY_TYPE
+            return {}
         if not isinstance(schema, Mapping):
-            raise GrammarError(f"the JSON schema has {_shown(schema)} where a schema must be")
-        kept = {key: value for key, value in schema.items() if key not in _DROPPED}
-        if not kept:
-            return _ANY_TYPE
-        if "$ref" in kept:
-            return {"$ref": self._name_of(kept["$ref"])}
-        return self._with_plain_parts(_typed(kept), depth - 1)
+            raise GrammarError(f"the JSON schema has {shown(schema)} where a schema must be")
+        return followed(schema)
 
-    def _with_plain_parts(self, kept: dict[str, Any], depth: int) -> dict[str, Any]:
-        if "properties" in kept:
-            properties = _of_kind(kept, "properties", Mapping, "an object")
-            listed = _of_kind(kept, "required", list, "an array") if "required" in kept else []
-            required = {name for name in listed if isinstance(name, str)}
-            _check_optional_count(sum(name not in required for name in properties))
-            kept["required"] = required
-            kept["properties"] = {name: self._plain(part, depth) for name, part in properties.items()}
-        for key in (*_ALTERNATIVES, "prefixItems"):
-            if key in kept:
-                parts = _of_kind(kept, key, list, "an array")
-                kept[key] = [self._plain(part, depth) for part in parts]
-                if not parts:
-                    raise GrammarError(f"the JSON schema has an empty '{key}'; leave it out")
-        if isinstance(kept.get("items"), bool):  # "anything", or nothing behind what 'prefixItems' names
-            del kept["items"]
-        for key in ("items", "additionalProperties"):
-            if key in kept and not isinstance(kept[key], bool):
-                kept[key] = self._plain(kept[key], depth)
-        if "pattern" in kept:
-            kept["pattern"] = grammar_pattern(_of_kind(kept, "pattern", str, "a string"))
-            self._check_pattern(kept["pattern"])
-        only = kept.get("allOf", ())
-        return only[0] if len(only) == 1 and not {"properties", "anyOf", "oneOf"} & set(kept) else kept
+    def _merged(self, part: Schema, depth: int) -> Schema:
+        """One part of all that must hold at once: its own words, those of 'allOf', and those that '$ref' leads to."""
+        merged = {keyword: value for keyword, value in part.items() if keyword not in ("$ref", "allOf")}
+        others = [] if "$ref" not in part else [self._look_up(part["$ref"])]
+        if "allOf" in part:
+            others += _of_kind(part, "allOf", list, "an array")
+        for other in others:
+            self._count_part()
+            merged = both(merged, self._merged(self._followed(other, depth), depth - 1))
+        return merged
+
+    def _of_type(self, kind: str, part: Mapping[str, Any], depth: int) -> Schema:
+        said = {keyword: part[keyword] for keyword in OF_TYPE[kind] if keyword in part}
+        match kind:
+            case "object":
+                return self._object(said, depth)
+            case "array":
+                return self._array(said, depth)
+            case "string":
+                return self._string(said)
+            case "integer" | "number" if said:
+                return _number(kind, said)
+        return {"type": kind}
+
+    def _object(self, said: Schema, depth: int) -> Schema:
+        named = dict(_of_kind(said, "properties", Mapping, "an object")) if "properties" in said else {}
+        required = _of_kind(said, "required", list, "an array") if "required" in said else []
+        names = dict.fromkeys(name for name in required if isinstance(name, str))
+        additional = said.get("additionalProperties")
+        for name in names:
+            if named.setdefault(name, True if additional is None else additional) is False:
+                raise GrammarError(f"the JSON schema requires the property {shown(name)}, and forbids it")
+        possible = {name: part for name, part in named.items() if part is not False}
+        _check_optional_count(len(possible) - len(names))
+        if not named and additional in (None, True):
+            return {"type": "object"}
+        plain: Schema = {"type": "object", "required": set(names), "additionalProperties": False}
+        plain["properties"] = {name: self._plain(part, depth) for name, part in possible.items()}
+        if additional is not None and additional is not False:
+            plain["additionalProperties"] = self._plain(additional, depth)
+        return plain
+
+    def _array(self, said: Schema, depth: int) -> Schema:
+        """``prefixItems`` are all there: an answer may have fewer, and is asked for the usual."""
+        low, high = _counts(said, "minItems", "maxItems")
+        first = _of_kind(said, "prefixItems", list, "an array") if "prefixItems" in said else []
+        items = said.get("items", not first)
+        if items is False:
+            high = len(first) if high is None else min(high, len(first))
+        if high is not None:
+            first = first[:high]
+        if high is not None and low > high:
+            raise GrammarError(f"the JSON schema has an array of at least {low} items, and of at most {high}")
+        if items is True and not first and low == 0 and high is None:
+            return {"type": "array"}
+        if not first and high == 0:
+            items = True
+        plain: Schema = {"type": "array", "first": [self._plain(part, depth) for part in first]}
+        plain |= {"minItems": max(0, low - len(first)), "maxItems": None if high is None else high - len(first)}
+        return plain | {"items": self._plain(True if items is False else items, depth)}
+
+    @staticmethod
+    def _string(said: Schema) -> Schema:
+        low, high = _counts(said, "minLength", "maxLength")
+        is_counted = low > 0 or high is not None
+        if "pattern" in said:
+            if is_counted:
+                raise GrammarError(
+                    "the JSON schema has a 'pattern' beside 'minLength' or 'maxLength'; write the length into the "
+                    "pattern, as in '^[a-z]{2,5}$'"
+                )
+            return {"grammar": string_rule(_of_kind(said, "pattern", str, "a string"))}
+        if is_counted:
+            return {"type": "string", "minLength": low, "maxLength": high}
+        form = said.get("format")
+        if form in FORMAT_PATTERNS:
+            return {"grammar": string_rule(FORMAT_PATTERNS[form])}
+        return {"type": "string"} | ({"format": form} if isinstance(form, str) else {})
 
     def _name_of(self, pointer: Any) -> str:
         """A reference's name for the converter, the same for the same part; what it stands for is read later."""
-        if not isinstance(pointer, str) or not pointer.startswith("#"):
-            raise GrammarError(
-                f"the JSON schema refers to {_shown(pointer)}: references must stay inside it, as '#/$defs/NAME' does; "
-                "nothing is fetched"
-            )
+        _check_pointer(pointer)
         return self._names.setdefault(pointer, f"{self._name}ref{len(self._names)}")
 
     def _target(self, pointer: str) -> Any:
         """What the pointer leads to, through pointers that lead to others."""
-        target: Any = {"$ref": pointer}
-        followed: set[str] = set()
-        while isinstance(target, Mapping) and isinstance(target.get("$ref"), str):
-            pointer = target["$ref"]
-            self._name_of(pointer)
-            if pointer in followed:
-                raise GrammarError(f"the JSON schema refers to {_shown(pointer)}, which leads back to itself")
-            followed.add(pointer)
+        passed = {pointer}
+        while True:
             target = self._look_up(pointer)
-        return target
+            part = self._sole_part(target, SCHEMA_DEPTH_MAX)
+            if part.keys() != {"$ref"}:
+                return target
+            pointer = part["$ref"]
+            self._name_of(pointer)
+            if pointer in passed:
+                raise GrammarError(f"the JSON schema refers to {shown(pointer)}, which leads back to itself")
+            passed.add(pointer)
 
-    def _look_up(self, pointer: str) -> Any:
+    def _look_up(self, pointer: Any) -> Any:
+        _check_pointer(pointer)
         target: Any = self._schema
         for step in pointer[1:].split("/")[1:]:
             key = unquote(step).replace("~1", "/").replace("~0", "~")
@@ -128,44 +208,101 @@ class SchemaReader:
             elif isinstance(target, Mapping) and key in target:
                 target = target[key]
             else:
-                raise GrammarError(f"the JSON schema refers to {_shown(pointer)}, which is not in it")
+                raise GrammarError(f"the JSON schema refers to {shown(pointer)}, which is not in it")
         if pointer != "#" and not pointer.startswith("#/"):
-            raise GrammarError(f"the JSON schema refers to {_shown(pointer)}; write such a reference as '#/$defs/NAME'")
+            raise GrammarError(f"the JSON schema refers to {shown(pointer)}; write such a reference as '#/$defs/NAME'")
         return target
 
 
-def _typed(kept: dict[str, Any]) -> dict[str, Any]:
-    """The part with one type that is known, or as alternatives of one type each; its counts are counts."""
-    for low_name, high_name in _COUNTS:
-        _check_counts(kept, low_name, high_name)
-    if "const" in kept or "enum" in kept:
-        values = _of_kind(kept, "enum", list, "an array") if "const" not in kept else [kept["const"]]
-        if not values:
-            raise GrammarError("the JSON schema has an empty 'enum'; leave it out")
-        return {"enum": values}
-    if not _SHAPES & set(kept):
-        kind = next((kind for key, kind in _ONLY_OF.items() if key in kept), None)
-        if kind is None:
-            raise GrammarError(f"the JSON schema has a part with {_shown(sorted(kept))} and no type; give it a 'type'")
-        return kept | {"type": kind}
-    kinds = kept.get("type", "object")
-    for kind in kinds if isinstance(kinds, list) and kinds else [kinds]:
-        if kind not in _TYPES:
-            raise GrammarError(f"the JSON schema has the type {_shown(kind)}; there are {', '.join(_TYPES)}")
-    if isinstance(kinds, list):
-        return {"anyOf": [kept | {"type": kind} for kind in kinds]}
+def _check_pointer(pointer: Any) -> None:
+    if not isinstance(pointer, str) or not pointer.startswith("#"):
+        raise GrammarError(
+            f"the JSON schema refers to {shown(pointer)}: references must stay inside it, as '#/$defs/NAME' does; "
+            "nothing is fetched"
+        )
+
+
+def _kinds(part: Mapping[str, Any]) -> list[str]:
+    """The types an answer may have, as the schema says, or as what it says of them gives away."""
+    if "type" not in part:
+        spoken_of = [kind for kind in TYPES if kind != "integer" and set(OF_TYPE[kind]) & part.keys()]
+        if len(spoken_of) > 1:
+            raise GrammarError(f"the JSON schema has a part with {shown(sorted(part))} and no type; give it a 'type'")
+        return spoken_of or [kind for kind in TYPES if kind != "integer"]
+    kinds = listed(part["type"])
+    for kind in kinds or [kinds]:
+        if kind not in TYPES:
+            raise GrammarError(f"the JSON schema has the type {shown(kind)}; there are {', '.join(TYPES)}")
+    return kinds
+
+
+def _values(part: Mapping[str, Any]) -> list[Any]:
+    """Those of an enumeration that are of the part's type."""
+    values = _of_kind(part, "enum", list, "an array")
+    if not values:
+        raise GrammarError("the JSON schema has an empty 'enum'; leave it out")
+    kinds = _kinds(part) if "type" in part else TYPES
+    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds)]
+    if not kept:
+        raise GrammarError(f"the JSON schema has the 'enum' {shown(values)}, without a value that may be by its type")
     return kept
 
 
-def _check_counts(kept: Mapping[str, Any], low_name: str, high_name: str) -> None:
-    low, high = kept.get(low_name, 0), kept.get(high_name, kept.get(low_name, 0))
-    for name, count in ((low_name, low), (high_name, high)):
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= REPETITIONS_MAX:
+def _is_of_type(value: Any, kind: str) -> bool:
+    match value:
+        case bool():
+            return kind == "boolean"
+        case int() | float():
+            return kind == "number" or (kind == "integer" and value == int(value))
+        case None:
+            return kind == "null"
+        case str():
+            return kind == "string"
+    return kind == ("array" if isinstance(value, list) else "object")
+
+
+def _number(kind: str, said: Mapping[str, Any]) -> Schema:
+    step = said.get("multipleOf")
+    if step is not None and (isinstance(step, bool) or step != 1):
+        raise not_followed("multipleOf")
+    values = {keyword: _limit_value(keyword, said[keyword]) for keyword in LIMITS if keyword in said}
+    lows = [Limit(values[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in values]
+    highs = [Limit(values[key], key != "maximum") for key in ("maximum", "exclusiveMaximum") if key in values]
+    low = max(lows, key=lambda limit: (limit.value, limit.is_open), default=None)
+    high = min(highs, key=lambda limit: (limit.value, not limit.is_open), default=None)
+    body = (number_rule if kind == "number" and step is None else integer_rule)(low, high)
+    if body is None:
+        asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
+        raise GrammarError(f"the JSON schema has {asked}, and no {kind} is between")
+    return {"grammar": body}
+
+
+def _limit_value(keyword: str, value: Any) -> Decimal:
+    """As it was written: 0.1, and not the float nearest to it."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise GrammarError(f"the JSON schema has {shown(value)} as '{keyword}'; it must be a number")
+    limit = Decimal(repr(value))
+    exponent = limit.as_tuple().exponent
+    assert isinstance(exponent, int)
+    if limit.adjusted() >= LIMIT_DIGITS_MAX or -exponent > LIMIT_DIGITS_MAX:
+        raise GrammarError(
+            f"the JSON schema has '{keyword}' {shown(value)}; use at most {LIMIT_DIGITS_MAX} digits before and behind "
+            "the point, or leave it out"
+        )
+    return limit
+
+
+def _counts(said: Mapping[str, Any], low_name: str, high_name: str) -> tuple[int, int | None]:
+    low, high = said.get(low_name, 0), said.get(high_name)
+    for name, count in ((low_name, low), (high_name, 0 if high is None else high)):
+        is_whole = isinstance(count, int | float) and not isinstance(count, bool) and count == int(count)
+        if not is_whole or not 0 <= count <= REPETITIONS_MAX:
             raise GrammarError(
-                f"the JSON schema has '{name}' {_shown(count)}; use 0 to {REPETITIONS_MAX}, or leave it out"
+                f"the JSON schema has '{name}' {shown(count)}; use 0 to {REPETITIONS_MAX}, or leave it out"
             )
-    if low > high:
+    if high is not None and low > high:
         raise GrammarError(f"the JSON schema has '{low_name}' {low} above '{high_name}' {high}")
+    return int(low), None if high is None else int(high)
 
 
 def _check_optional_count(count: int) -> None:
@@ -176,43 +313,7 @@ def _check_optional_count(count: int) -> None:
         )
 
 
-def _of_kind(kept: Mapping[str, Any], key: str, kind: type, description: str) -> Any:
-    if not isinstance(kept[key], kind):
-        raise GrammarError(f"the JSON schema has {_shown(kept[key])} as '{key}'; it must be {description}")
-    return kept[key]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:80]}..."
-
-
-_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_", "s": " "}
-"""Of white space a JSON string has only this unescaped."""
-_PATTERN_PIECE = re.compile(r"\\(?P<escaped>.)|(?P<bracket>[\[\]])|.", re.DOTALL)
-_KEEP_ESCAPED = frozenset('[]()|{}*+?\\"')
-
-
-def grammar_pattern(pattern: str) -> str:
-    """The regular expression with classes and escapes that grammars know: ``\\d`` as ``[0-9]``, ``\\.`` as ``[.]``."""
-    written: list[str] = []
-    is_inside = False
-    for piece in _PATTERN_PIECE.finditer(pattern):
-        escaped, text = piece["escaped"], piece[0]
-        if piece["bracket"]:
-            is_inside = text == "["
-        elif escaped is not None:
-            text = _escaped(escaped, is_inside=is_inside)
-        written.append(text)
-    return "".join(written)
-
-
-def _escaped(character: str, *, is_inside: bool) -> str:
-    if character.lower() in _CLASSES and not (is_inside and character.isupper()):
-        inner = _CLASSES[character.lower()]
-        return inner if is_inside else f"[{'^' if character.isupper() else ''}{inner}]"
-    if character.isalnum() or character in _KEEP_ESCAPED:
-        return f"\\{character}"
-    if is_inside:
-        return f"\\x{ord(character):02X}" if character.isascii() else character
-    return character if character in "^$" else f"[{character}]"
+def _of_kind(part: Mapping[str, Any], key: str, kind: type, description: str) -> Any:
+    if not isinstance(part[key], kind):
+        raise GrammarError(f"the JSON schema has {shown(part[key])} as '{key}'; it must be {description}")
+    return part[key]

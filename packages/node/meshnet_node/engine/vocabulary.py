@@ -65,7 +65,9 @@ class Vocabulary:
     def chat_template(self) -> "ChatTemplate":
         """Raises TemplateError if the model has none."""
         if self._template is None:
-            raise TemplateError("this model has no chat template; serve an instruction-tuned model")
+            raise TemplateError(
+                "this model has no chat template: ask for a text completion, or serve an instruction-tuned model"
+            )
         return self._template
 
     def render_chat(
