@@ -15,6 +15,8 @@ import argparse
 import asyncio
 import json
 import statistics
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Any
 
@@ -69,20 +71,31 @@ async def measure(mesh: Mesh, peer_url: str, options: argparse.Namespace) -> dic
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+def options_parser(description: str | None, *, rounds: int, tokens: int) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=rounds)
     parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=tokens)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
-    options = parser.parse_args()
+    return parser
+
+
+@contextmanager
+def both_sides(options: argparse.Namespace) -> Iterator[tuple[Mesh, str]]:
+    """Our mesh and the peer's base URL, with as many slots as there are streams."""
     path = resolve_model(options.model)
     room = ["--slots", str(options.streams), "--context-tokens", str(CONTEXT_TOKENS)]
     with (
         two_nodes(path, cut=options.cut, options=room) as mesh,
         whole_model_server(path, threads=2, slots=options.streams, context_tokens=CONTEXT_TOKENS) as peer_url,
     ):
+        yield mesh, peer_url
+
+
+def main() -> None:
+    options = options_parser(__doc__, rounds=3, tokens=64).parse_args()
+    with both_sides(options) as (mesh, peer_url):
         figures = asyncio.run(measure(mesh, peer_url, options))
     print(json.dumps({"benchmark": "many_streams", "streams": options.streams, **figures, "target": TARGET}))
 

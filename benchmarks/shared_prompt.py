@@ -18,10 +18,9 @@ from typing import Any
 import aiohttp
 
 from long_prompt import long_prompt
-from many_streams import CONTEXT_TOKENS
+from many_streams import both_sides, options_parser
 from meshnet_cli.tracker_api import served_models
-from meshnet_node.model_source import resolve_model
-from peers import chat_body, stream_chat, two_nodes, whole_model_server
+from peers import chat_body, stream_chat
 
 QUESTIONS = ("Who lives there?", "What is the boat called?", "How old is the keeper?", "What is the weather like?")
 
@@ -54,20 +53,10 @@ async def measure(url: str, peer_url: str, options: argparse.Namespace) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--streams", type=int, default=8)
+    parser = options_parser(__doc__, rounds=5, tokens=16)
     parser.add_argument("--prompt-tokens", type=int, default=300)
-    parser.add_argument("--tokens", type=int, default=16)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
     options = parser.parse_args()
-    path = resolve_model(options.model)
-    room = ["--slots", str(options.streams), "--context-tokens", str(CONTEXT_TOKENS)]
-    with (
-        two_nodes(path, cut=options.cut, options=room) as mesh,
-        whole_model_server(path, threads=2, slots=options.streams, context_tokens=CONTEXT_TOKENS) as peer_url,
-    ):
+    with both_sides(options) as (mesh, peer_url):
         pairs = asyncio.run(measure(mesh.url, peer_url, options))
     ratios = [theirs / ours for ours, theirs in pairs]
     figures = {
