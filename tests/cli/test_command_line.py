@@ -67,6 +67,21 @@ def test_models_are_listed_a_line_each_and_so_are_their_paths(tmp_path: Path) ->
     assert [line.split(maxsplit=2)[-1] for line in paths[-1:]] == [str(kept)]
 
 
+def test_a_misspelt_command_is_told_what_was_meant() -> None:
+    done = meshnet("stat")
+
+    assert done.returncode == 2
+    assert done.stderr.strip() == "meshnet: error: No such command 'stat'. Did you mean 'status'?"
+
+
+def test_a_command_imports_what_it_needs_and_not_what_others_need() -> None:
+    """An engine, a web framework and a client's library take seconds to import on a small machine."""
+    script = "import sys, meshnet_cli.main, meshnet_cli.status_command; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+
+    assert not {"llama_cpp", "fastapi", "openai", "meshnet_tracker.testing"} & set(loaded)
+
+
 def test_the_version_is_that_of_the_package() -> None:
     assert meshnet("--version").stdout == f"meshnet {version('meshnet-cli')}\n"
 

@@ -7,16 +7,8 @@ from typing import Annotated
 import typer
 from typer.exceptions import Abort, TyperException
 
-from meshnet_cli.bench_command import bench
-from meshnet_cli.calls_command import calls
-from meshnet_cli.chat_command import chat
-from meshnet_cli.demo.command import demo
 from meshnet_cli.errors import CommandError
-from meshnet_cli.model_command import model_app
-from meshnet_cli.node_command import node
-from meshnet_cli.routes_command import routes
-from meshnet_cli.status_command import status
-from meshnet_cli.tracker_command import tracker
+from meshnet_cli.lazy_commands import LazyCommands
 from meshnet_node.errors import NodeError
 from meshnet_tracker.errors import TrackerError
 
@@ -25,6 +17,7 @@ INTERRUPTED_EXIT_CODE = 130
 
 app = typer.Typer(
     name="meshnet",
+    cls=LazyCommands,
     help="Serve one LLM across the machines you already have.",
     no_args_is_help=True,
     # The boxed help of rich cuts long flags and variables short at 80 columns; the plain one wraps.
@@ -47,12 +40,6 @@ def every_command(
     ] = False,
 ) -> None:
     """Serve one LLM across the machines you already have."""
-
-
-for command in (tracker, node, status, routes, calls, chat, demo):
-    app.command()(command)
-app.add_typer(bench, name="bench")
-app.add_typer(model_app, name="model")
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ what was held back there is held back here, and the first word after them is the
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshnet_node.chunking import chunk_rows
@@ -109,10 +108,10 @@ class HeadChoice:
                 return
             token_id = _token_of(reply)
             step = StepInput(len(self.prompt) + self._drawn - 1, (token_id,), None, wants_token=True)
-            async with _under_way(self.session.run_step(step, 1)) as next_reply:
-                await asyncio.sleep(TEXT_LAG_S)
-                yield token
-                reply = await next_reply
+            submitted = self.session.submit_step(step)
+            await asyncio.sleep(TEXT_LAG_S)
+            yield token
+            reply = await self.session.run_step(step, 1, submitted)
             self.replies.append(reply)
             self.rows.append(token_id)
 
@@ -161,20 +160,6 @@ class HeadChoice:
         self._reply = await step.wait()
         self.replies.append(self._reply)
         return Prefilled(end)
-
-
-@asynccontextmanager
-async def _under_way(step: Coroutine[None, None, HopReply]) -> AsyncIterator[asyncio.Task[HopReply]]:
-    """The step runs meanwhile, and ends with this if nobody waits for it any more."""
-    task = asyncio.create_task(step)
-    try:
-        yield task
-    finally:
-        if not task.done():
-            task.cancel()
-        await asyncio.wait((task,))
-        if not task.cancelled():
-            task.exception()  # whoever waited got it
 
 
 class _TextAndLogprobs:

@@ -79,17 +79,27 @@ class HopSession:
         mine = self._at_engine.held_tokens
         return mine if self._downstream is None else min(mine, self._downstream.held_tokens)
 
-    async def run_step(self, step: StepInput, token_count: int) -> HopReply:
-        """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
-        return await (await self.begin_step(step, token_count)).wait()
-
-    async def begin_step(self, step: StepInput, token_count: int) -> "PendingStep":
-        """Run the rows here and send them on. Raises NodeError, LinkError or RemoteHopError."""
+    def submit_step(self, step: StepInput) -> "asyncio.Future[StepResult]":
+        """Let the rows be computed here already; ``run_step`` takes what this returns. Raises NodeError."""
         self._count_draw(step)
+        return self._engine.submit(self._at_engine, step)
+
+    async def run_step(
+        self, step: StepInput, token_count: int, submitted: "asyncio.Future[StepResult] | None" = None
+    ) -> HopReply:
+        """Run the rows here and on all later hops. Raises NodeError, LinkError or RemoteHopError."""
+        return await (await self.begin_step(step, token_count, submitted)).wait()
+
+    async def begin_step(
+        self, step: StepInput, token_count: int, submitted: "asyncio.Future[StepResult] | None" = None
+    ) -> "PendingStep":
+        """Run the rows here and send them on. Raises NodeError, LinkError or RemoteHopError."""
+        if submitted is None:
+            self._count_draw(step)
         arrived_s = perf_counter()
         async with self._in_order:
             turn_s = perf_counter() - arrived_s
-            result = await self._engine.step(self._at_engine, step)
+            result = await (submitted or self._engine.submit(self._at_engine, step))
             mine = HopTiming(
                 node_id=self._node_id,
                 steps=1,

@@ -203,10 +203,9 @@ def explain_no_route(model: ServedModel) -> str:
     nodes = model.ready_nodes()
     missing = _missing_layers([node.shard for node in nodes], model.card.layer_count)
     name = f"model {model.card.name}"
-    if missing and missing[0].first == 0:
-        return f"{name}: no head: no ready node holds layer 0; {_layers_text(missing)} held by no ready node"
     if missing:
-        return f"{name}: {_layers_text(missing)} held by no ready node"
+        no_head = "no head: no ready node holds layer 0; " if missing[0].first == 0 else ""
+        return f"{name}: {no_head}{_layers_text(missing)} held by no ready node; {_advice(missing)}"
     stuck_at = _furthest_layer(nodes)
     holders = sorted(
         f"{node.node_id} (enterable at {', '.join(map(str, sorted(node.entry_layers))) or 'no layer'})"
@@ -214,6 +213,10 @@ def explain_no_route(model: ServedModel) -> str:
         if node.shard.first <= stuck_at <= node.shard.last
     )
     return f"{name}: layer {stuck_at} is held, but cannot be entered there yet: {'; '.join(holders[:4])}"
+
+
+def _advice(missing: Sequence[LayerRange]) -> str:
+    return f"start one, with 'meshnet node --layers {missing[0]}'"
 
 
 def prior_tps(route: Route, model: ServedModel) -> float:

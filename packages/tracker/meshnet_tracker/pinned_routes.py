@@ -31,7 +31,10 @@ def _pinned_node(fleet: Fleet, model: ServedModel, node_id: NodeId) -> FleetNode
     if node is None and fleet.has_departed(node_id):
         raise RouteUnavailableError(f"Node {node_id} has left the mesh.")
     if node is None:
-        raise InvalidRouteError(f"The route names a node that was never here: {node_id!r}.", param="route")
+        raise InvalidRouteError(
+            f"The route names a node that was never here: {node_id!r}; write ids in full, as GET /v1/nodes lists them.",
+            param="route",
+        )
     if node.model_key != model.model_key:
         raise InvalidRouteError(f"Node {node_id} serves {node.model_key}, not {model.model_key}.", param="route")
     if not node.is_ready:

@@ -12,6 +12,7 @@ first step says where its rows begin: whatever its slot holds from there on is d
 """
 
 import asyncio
+import logging
 import sys
 import threading
 import time
@@ -51,6 +52,8 @@ from meshnet_protocol.messages import Exactness, ModelCard, Sampling
 from meshnet_protocol.prefix import named_tokens
 
 __all__ = ["Engine", "EngineOptions", "EngineSession", "StepInput", "StepResult"]
+
+log = logging.getLogger("meshnet.engine")
 
 # llama.cpp calls back into Python between the nodes of its graph, and each time the engine thread waits for
 # the GIL. The default of 5 ms lets a busy event loop stretch a decode of 20 ms many times over.
@@ -116,6 +119,9 @@ class Engine:
         model.check_range(shard)
         card = model.card(options.cache_dir)
         # Beyond the context it was trained on a model only talks nonsense.
+        if options.context_tokens > card.context_tokens:
+            asked, trained = options.context_tokens, card.context_tokens
+            log.warning("--context-tokens %d: the model was trained for %d, so it is %d", asked, trained, trained)
         options = replace(options, context_tokens=min(options.context_tokens, card.context_tokens))
         pieces = shard.cut_at(enterable_at(model, shard, entry_layers))
         generation = load_generation(model, shard, pieces, options, number=0)
@@ -191,17 +197,19 @@ class Engine:
             generation.session_count += 1
         return session
 
-    async def step(self, session: EngineSession, step: StepInput) -> StepResult:
+    def submit(self, session: EngineSession, step: StepInput) -> asyncio.Future[StepResult]:
         """Run a step's rows through the session's layers. Steps of a session complete in the order of the calls.
 
-        A cancelled caller does not cancel the step: close the session for that. Raises StepError,
-        ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
+        To cancel the future does not cancel the step: close the session for that. Raises StepError,
+        ContextOverflowError, EngineClosedError; the future DecodeError (the session is lost) and EngineClosedError.
         """
-        answer = LoopAnswer()
+        answer = LoopAnswer(session, step.position)
         self._submit(session, step, answer)
-        result = await answer.future
-        session.done_position = max(session.done_position, step.position + result.row_count)
-        return result
+        return answer.future
+
+    async def step(self, session: EngineSession, step: StepInput) -> StepResult:
+        """``submit``, and wait for it."""
+        return await self.submit(session, step)
 
     async def wait_answer(self) -> None:
         """Returns when the engine's thread has come by: soon, unless it hangs. Raises EngineClosedError."""
