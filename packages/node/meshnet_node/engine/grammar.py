@@ -57,10 +57,12 @@ class GrammarWriter:
         """The name of a rule that matches JSON of this schema. Raises GrammarError."""
         self._schema_count += 1
         name = f"json{self._schema_count}"
-        reader = SchemaReader(schema, name)
-        self._converter._refs.update(reader.references)
         try:
+            reader = SchemaReader(schema, name)
+            self._converter._refs.update(reader.references)
             return str(self._converter.visit(reader.plain, name))
+        except GrammarError:
+            raise
         except RecursionError as error:
             raise GrammarError("the JSON schema nests too deep where its references lead; make it flatter") from error
         except Exception as error:  # the converter asserts and indexes through whatever it is given

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, string_rule
 from meshnet_node.engine.number_grammar import Limit, integer_rule, number_rule
 from meshnet_node.engine.schema_keywords import LIMITS, OF_TYPE, TYPES, both, followed, listed, not_followed, shown
-from meshnet_node.errors import GrammarError
+from meshnet_node.errors import GrammarError, NothingFollowsError
 
 SCHEMA_DEPTH_MAX = 60
 SCHEMA_PARTS_MAX = 1000
@@ -64,17 +64,26 @@ class SchemaReader:
                 if not choices:
                     raise GrammarError(f"the JSON schema has an empty '{key}'; leave it out")
                 rest = {keyword: value for keyword, value in part.items() if keyword != key}
-                return {
-                    "anyOf": [
-                        self._plain({"allOf": [rest, choice]} if rest else choice, depth - 1) for choice in choices
-                    ]
-                }
+                return self._either([{"allOf": [rest, choice]} if rest else choice for choice in choices], depth - 1)
         if "enum" in part:
             return {"enum": _values(part)}
         kinds = _kinds(part)
         if len(kinds) == 1:
             return self._of_type(kinds[0], part, depth - 1)
         return {"anyOf": [self._of_type(kind, part, depth - 1) for kind in kinds]}
+
+    def _either(self, choices: list[Any], depth: int) -> Schema:
+        """Of alternatives, those that are some."""
+        possible: list[Schema] = []
+        problem: NothingFollowsError | None = None
+        for choice in choices:
+            try:
+                possible.append(self._plain(choice, depth))
+            except NothingFollowsError as error:
+                problem = error
+        if problem is not None and not possible:
+            raise problem
+        return {"anyOf": possible}
 
     def _count_part(self) -> None:
         self._part_count += 1
@@ -96,6 +105,10 @@ class SchemaReader:
             raise GrammarError(f"the JSON schema nests more than {SCHEMA_DEPTH_MAX} levels; make it flatter")
         if schema is True:
             return {}
+        if schema is False:
+            raise NothingFollowsError(
+                "the JSON schema has false where some value must be possible; leave that part out"
+            )
         if not isinstance(schema, Mapping):
             raise GrammarError(f"the JSON schema has {shown(schema)} where a schema must be")
         return followed(schema)
@@ -131,7 +144,7 @@ class SchemaReader:
         additional = said.get("additionalProperties")
         for name in names:
             if named.setdefault(name, True if additional is None else additional) is False:
-                raise GrammarError(f"the JSON schema requires the property {shown(name)}, and forbids it")
+                raise NothingFollowsError(f"the JSON schema requires the property {shown(name)}, and forbids it")
         possible = {name: part for name, part in named.items() if part is not False}
         _check_optional_count(len(possible) - len(names))
         if not named and additional in (None, True):
@@ -237,15 +250,36 @@ def _kinds(part: Mapping[str, Any]) -> list[str]:
 
 
 def _values(part: Mapping[str, Any]) -> list[Any]:
-    """Those of an enumeration that are of the part's type."""
+    """Those of an enumeration that follow what else is said of them."""
     values = _of_kind(part, "enum", list, "an array")
     if not values:
         raise GrammarError("the JSON schema has an empty 'enum'; leave it out")
     kinds = _kinds(part) if "type" in part else TYPES
-    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds)]
+    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds) and _follows(value, part)]
     if not kept:
-        raise GrammarError(f"the JSON schema has the 'enum' {shown(values)}, without a value that may be by its type")
+        raise NothingFollowsError(f"the JSON schema has the 'enum' {shown(values)}, of which no value may be")
     return kept
+
+
+def _follows(value: Any, part: Mapping[str, Any]) -> bool:
+    kind = next(kind for kind in TYPES if _is_of_type(value, kind))
+    said = {keyword: part[keyword] for keyword in OF_TYPE[kind] if keyword in part and keyword != "format"}
+    if kind in ("integer", "number"):
+        step = said.pop("multipleOf", None)
+        if (
+            step is not None
+            and _limit_value("multipleOf", step)
+            and Decimal(repr(value)) % _limit_value("multipleOf", step)
+        ):
+            return False
+        low, high = _limits(said)
+        return (low is None or low.lets_above(value)) and (high is None or high.lets_below(value))
+    if said.keys() <= {"minLength", "maxLength"}:
+        low_count, high_count = _counts(said, "minLength", "maxLength")
+        return not said or low_count <= len(value) <= (len(value) if high_count is None else high_count)
+    raise GrammarError(
+        f"the JSON schema has {', '.join(sorted(said))} beside the values of an 'enum'; list those that may be, alone"
+    )
 
 
 def _is_of_type(value: Any, kind: str) -> bool:
@@ -262,19 +296,23 @@ def _is_of_type(value: Any, kind: str) -> bool:
 
 
 def _number(kind: str, said: Mapping[str, Any]) -> Schema:
-    step = said.get("multipleOf")
-    if step is not None and (isinstance(step, bool) or step != 1):
+    is_whole = kind == "integer" or "multipleOf" in said  # which is 1, or refused
+    body = (integer_rule if is_whole else number_rule)(*_limits(said))
+    if body is None:
+        asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
+        raise NothingFollowsError(f"the JSON schema has {asked}, and no {kind} is between")
+    return {"grammar": body}
+
+
+def _limits(said: Mapping[str, Any]) -> tuple[Limit | None, Limit | None]:
+    step = said.get("multipleOf", 1)
+    if isinstance(step, bool) or step != 1:
         raise not_followed("multipleOf")
     values = {keyword: _limit_value(keyword, said[keyword]) for keyword in LIMITS if keyword in said}
     lows = [Limit(values[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in values]
     highs = [Limit(values[key], key != "maximum") for key in ("maximum", "exclusiveMaximum") if key in values]
     low = max(lows, key=lambda limit: (limit.value, limit.is_open), default=None)
-    high = min(highs, key=lambda limit: (limit.value, not limit.is_open), default=None)
-    body = (number_rule if kind == "number" and step is None else integer_rule)(low, high)
-    if body is None:
-        asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
-        raise GrammarError(f"the JSON schema has {asked}, and no {kind} is between")
-    return {"grammar": body}
+    return low, min(highs, key=lambda limit: (limit.value, not limit.is_open), default=None)
 
 
 def _limit_value(keyword: str, value: Any) -> Decimal:

@@ -7,7 +7,7 @@ know, and is dropped; or it cannot be followed, and the schema is refused in wor
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshnet_node.errors import GrammarError
+from meshnet_node.errors import GrammarError, NothingFollowsError
 
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
@@ -73,7 +73,9 @@ def _both_values(keyword: str, one: Any, other: Any) -> Any:
         case "type":
             return _both_types(listed(one), listed(other))
         case "enum" if isinstance(one, list) and isinstance(other, list):
-            return [value for value in one if value in other]
+            if not (common := [value for value in one if value in other]):
+                raise NothingFollowsError(f"the JSON schema asks for one of {shown(one)} and of {shown(other)} at once")
+            return common
         case "required" if isinstance(one, list) and isinstance(other, list):
             return [*one, *other]
         case "minimum" | "exclusiveMinimum" | "minItems" | "minLength" if _are_numbers(one, other):
@@ -95,7 +97,9 @@ def _both_types(one: list[Any], other: list[Any]) -> list[Any]:
     kept = [kind for kind in one if kind in other or wider.get(kind) in other]
     kept += [kind for kind in other if kind not in kept and wider.get(kind) in one]
     if not kept:
-        raise GrammarError(f"the JSON schema asks for the types {one} and {other} of one part; it can have one only")
+        raise NothingFollowsError(
+            f"the JSON schema asks for the types {one} and {other} of one part; it can have one only"
+        )
     return kept
 
 
