@@ -215,6 +215,8 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
             "[1,2,2,2]",
         ),
         ({"items": [{"const": 1}, {"const": 2}]}, "[1, 2]", "[1]"),
+        ({"type": "object", "properties": {}}, "{}", '{"a": 1}'),
+        ({"type": "object"}, '{"a": 1}', "[]"),
         ({"type": "object", "required": ["a"]}, '{"a": []}', "{}"),
         ({"properties": {"a": {"const": 1}}, "additionalProperties": True}, '{"a": 1, "b": 2}', '{"a": 2}'),
         ({"properties": {"a": {"const": 1}}, "additionalProperties": True}, '{"ab": 2, "": 3}', '{"b": 2, "a": 2}'),

@@ -147,7 +147,7 @@ class SchemaReader:
                 raise NothingFollowsError(f"the JSON schema requires the property {shown(name)}, and forbids it")
         possible = {name: part for name, part in named.items() if part is not False}
         _check_optional_count(len(possible) - len(names))
-        if not named and additional in (None, True):
+        if not named and "properties" not in said and additional in (None, True):
             return {"type": "object"}
         plain: Schema = {"type": "object", "required": set(names), "additionalProperties": False}
         plain["properties"] = {name: self._plain(part, depth) for name, part in possible.items()}
