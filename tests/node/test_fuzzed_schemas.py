@@ -22,7 +22,7 @@ from meshnet_protocol.messages import Sampling
 SCHEMAS_A_SEED = 30
 TOKENS_MAX = 50
 DEPTH_MAX = 3
-NAMES = ["a", "b", "ab", "", "é", "a b"]
+NAMES = ["a", "b", "ab", "", "é", "a b", 'a"']
 KINDS = ["object", "array", "string", "number", "integer", "boolean", "null"]
 SAID_OF = {
     **dict.fromkeys(("properties", "required", "additionalProperties"), "object"),

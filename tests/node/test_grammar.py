@@ -226,6 +226,8 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
             f'{{"{"x" * 91}": 2}}',
             f'{{"{"x" * 90}": 2}}',
         ),
+        ({"properties": {'q"': {"const": 1}}, "additionalProperties": True}, '{"q": 2, "qq": 2}', '{"q"x": 2}'),
+        ({"properties": {"q\\": {"const": 1}}, "additionalProperties": True}, '{"q\\\\": 1}', '{"q\\": 2}'),
         ({"properties": {"a": {"const": 1}}, "unevaluatedProperties": False}, '{"a": 1}', '{"b": 2}'),
         ({"properties": {"a": {"const": 1}, "b": False}, "minProperties": 0}, '{"a": 1}', '{"b": 2}'),
         (EITHER, '{"a": 1, "b": 2}', '{"a": 1, "c": 3}'),

@@ -165,7 +165,9 @@ class _Converter(_SCHEMA_CONVERTER):  # type: ignore[misc]
 
     def _none_of(self, endings: Sequence[str], character: str, depth: int) -> str:
         """``endings``: what would make one of the names of what is written so far."""
-        firsts = sorted({ending[0] for ending in endings if ending})
+        firsts = sorted(
+            {ending[0] for ending in endings if ending and json.dumps(ending[0], ensure_ascii=False)[1] != "\\"}
+        )
         others = "".join(f"\\U{ord(first):08X}" for first in firsts)
         rules = [f'[^{others}"\\\\\\x7F\\x00-\\x1F] {character}*']
         for first in firsts:
