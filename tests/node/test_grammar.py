@@ -144,6 +144,11 @@ def chained(length: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}}
 
 
+def pointers(length: int) -> dict[str, Any]:
+    defs = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"$ref": "#/$defs/d0"}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -153,6 +158,13 @@ def chained(length: int) -> dict[str, Any]:
         (object_of(2000, required=[f"q{n}" for n in range(10**6)]), f"at most {OPTIONAL_PROPERTIES_MAX} can be"),
         (nested(SCHEMA_DEPTH_MAX, {"type": "null"}), f"more than {SCHEMA_DEPTH_MAX} levels"),
         (chained(450), "too deep where its references lead"),
+        (pointers(20_000), "leads back to itself"),
+        ({"allOf": [{"properties": {f"{n}-{k}": True for k in range(2000)}} for n in range(90)]}, "more than"),
+        ({"allOf": [{"required": [f"{n}-{k}" for k in range(2000)]} for n in range(90)]}, "more than"),
+        ({"allOf": [{"enum": list(range(9000))}, {"enum": list(range(9001))}]}, "two long 'enum'"),
+        ({"allOf": [{"type": ["null"] * 9000}, {"type": ["null", "string"] * 9000}]}, "more than 7 types"),
+        ({"properties": {f"p{n}": {"pattern": "^" + "." * 2000} for n in range(50)}}, "too large a grammar"),
+        ({"pattern": "(" * 30 + "a" + "{9000})" * 30}, "counts make too much of it"),
     ],
 )
 def test_a_schema_of_any_size_is_refused_by_the_limit_that_it_exceeds(schema: dict[str, Any], message: str) -> None:
@@ -215,6 +227,7 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
             "[1,2,2,2]",
         ),
         ({"items": [{"const": 1}, {"const": 2}]}, "[1, 2]", "[1]"),
+        ({"type": ["null", "boolean"] * 9000}, "true", "1"),
         ({"type": "object", "properties": {}}, "{}", '{"a": 1}'),
         ({"type": "object"}, '{"a": 1}', "[]"),
         ({"type": "object", "required": ["a"]}, '{"a": []}', "{}"),

@@ -12,7 +12,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, string_rule
+from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, RULE_CHARS_MAX, string_rule
 from meshnet_node.engine.number_grammar import Limit, integer_rule, number_rule
 from meshnet_node.engine.schema_keywords import LIMITS, OF_TYPE, TYPES, both, followed, listed, not_followed, shown
 from meshnet_node.errors import GrammarError, NothingFollowsError
@@ -47,6 +47,7 @@ class SchemaReader:
         self._name = name
         self._names: dict[str, str] = {}
         self._part_count = 0
+        self._rule_chars = 0
         self.plain = self._plain(schema, SCHEMA_DEPTH_MAX)
         while pending := [pointer for pointer, known in self._names.items() if known not in self.references]:
             for pointer in pending:
@@ -85,8 +86,8 @@ class SchemaReader:
             raise problem
         return {"anyOf": possible}
 
-    def _count_part(self) -> None:
-        self._part_count += 1
+    def _count_part(self, count: int = 1) -> None:
+        self._part_count += count
         if self._part_count > SCHEMA_PARTS_MAX:
             raise GrammarError(
                 f"the JSON schema has more than {SCHEMA_PARTS_MAX} properties, items and alternatives; make it smaller"
@@ -122,6 +123,10 @@ class SchemaReader:
         for other in others:
             self._count_part()
             merged = both(merged, self._merged(self._followed(other, depth), depth - 1))
+            # Merged again and again, so that it would take the square of their number.
+            for many in (merged.get("properties"), merged.get("required")):
+                if isinstance(many, Mapping | list) and len(many) > SCHEMA_PARTS_MAX:
+                    self._count_part(SCHEMA_PARTS_MAX)
         return merged
 
     def _of_type(self, kind: str, part: Mapping[str, Any], depth: int) -> Schema:
@@ -134,7 +139,7 @@ class SchemaReader:
             case "string":
                 return self._string(said)
             case "integer" | "number" if said:
-                return _number(kind, said)
+                return self._ruled(_number_body(kind, said))
         return {"type": kind}
 
     def _object(self, said: Schema, depth: int) -> Schema:
@@ -174,8 +179,7 @@ class SchemaReader:
         plain |= {"minItems": max(0, low - len(first)), "maxItems": None if high is None else high - len(first)}
         return plain | {"items": self._plain(True if items is False else items, depth)}
 
-    @staticmethod
-    def _string(said: Schema) -> Schema:
+    def _string(self, said: Schema) -> Schema:
         low, high = _counts(said, "minLength", "maxLength")
         is_counted = low > 0 or high is not None
         if "pattern" in said:
@@ -184,13 +188,21 @@ class SchemaReader:
                     "the JSON schema has a 'pattern' beside 'minLength' or 'maxLength'; write the length into the "
                     "pattern, as in '^[a-z]{2,5}$'"
                 )
-            return {"grammar": string_rule(_of_kind(said, "pattern", str, "a string"))}
+            return self._ruled(string_rule(_of_kind(said, "pattern", str, "a string")))
         if is_counted:
             return {"type": "string", "minLength": low, "maxLength": high}
         form = said.get("format")
         if form in FORMAT_PATTERNS:
-            return {"grammar": string_rule(FORMAT_PATTERNS[form])}
+            return self._ruled(string_rule(FORMAT_PATTERNS[form]))
         return {"type": "string"} | ({"format": form} if isinstance(form, str) else {})
+
+    def _ruled(self, body: str) -> Schema:
+        self._rule_chars += len(body)
+        if self._rule_chars > RULE_CHARS_MAX:
+            raise GrammarError(
+                "the JSON schema's patterns and limits make too large a grammar; make them fewer or shorter"
+            )
+        return {"grammar": body}
 
     def _name_of(self, pointer: Any) -> str:
         """A reference's name for the converter, the same for the same part; what it stands for is read later."""
@@ -206,7 +218,7 @@ class SchemaReader:
             if part.keys() != {"$ref"}:
                 return target
             pointer = part["$ref"]
-            self._name_of(pointer)
+            _check_pointer(pointer)
             if pointer in passed:
                 raise GrammarError(f"the JSON schema refers to {shown(pointer)}, which leads back to itself")
             passed.add(pointer)
@@ -246,7 +258,7 @@ def _kinds(part: Mapping[str, Any]) -> list[str]:
     for kind in kinds or [kinds]:
         if kind not in TYPES:
             raise GrammarError(f"the JSON schema has the type {shown(kind)}; there are {', '.join(TYPES)}")
-    return kinds
+    return list(dict.fromkeys(kinds))
 
 
 def _values(part: Mapping[str, Any]) -> list[Any]:
@@ -295,13 +307,13 @@ def _is_of_type(value: Any, kind: str) -> bool:
     return kind == ("array" if isinstance(value, list) else "object")
 
 
-def _number(kind: str, said: Mapping[str, Any]) -> Schema:
+def _number_body(kind: str, said: Mapping[str, Any]) -> str:
     is_whole = kind == "integer" or "multipleOf" in said  # which is 1, or refused
     body = (integer_rule if is_whole else number_rule)(*_limits(said))
     if body is None:
         asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
         raise NothingFollowsError(f"the JSON schema has {asked}, and no {kind} is between")
-    return {"grammar": body}
+    return body
 
 
 def _limits(said: Mapping[str, Any]) -> tuple[Limit | None, Limit | None]:

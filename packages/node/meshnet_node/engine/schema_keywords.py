@@ -9,6 +9,7 @@ from typing import Any
 
 from meshnet_node.errors import GrammarError, NothingFollowsError
 
+COMPARISONS_MAX = 100_000
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 OF_TYPE: dict[str, tuple[str, ...]] = {
@@ -73,6 +74,8 @@ def _both_values(keyword: str, one: Any, other: Any) -> Any:
         case "type":
             return _both_types(listed(one), listed(other))
         case "enum" if isinstance(one, list) and isinstance(other, list):
+            if len(one) * len(other) > COMPARISONS_MAX:
+                raise GrammarError("the JSON schema has two long 'enum' for one part; say it once")
             if not (common := [value for value in one if value in other]):
                 raise NothingFollowsError(f"the JSON schema asks for one of {shown(one)} and of {shown(other)} at once")
             return common
@@ -93,6 +96,8 @@ def _both_values(keyword: str, one: Any, other: Any) -> Any:
 
 
 def _both_types(one: list[Any], other: list[Any]) -> list[Any]:
+    if len(one) > len(TYPES) or len(other) > len(TYPES):
+        raise GrammarError(f"the JSON schema has more than {len(TYPES)} types of one part; there are no more")
     wider = {"integer": "number"}
     kept = [kind for kind in one if kind in other or wider.get(kind) in other]
     kept += [kind for kind in other if kind not in kept and wider.get(kind) in one]
