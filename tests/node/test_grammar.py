@@ -228,6 +228,16 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
         ),
         ({"items": [{"const": 1}, {"const": 2}]}, "[1, 2]", "[1]"),
         ({"type": ["null", "boolean"] * 9000}, "true", "1"),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}},
+            '{"a": 1}',
+            '{"a": 2}',
+        ),
+        (
+            {"type": "object", "patternProperties": {"^(.*)$": {"const": 1}}, "additionalProperties": False},
+            '{"a": 1}',
+            '{"a": 2}',
+        ),
         ({"type": "object", "properties": {}}, "{}", '{"a": 1}'),
         ({"type": "object"}, '{"a": 1}', "[]"),
         ({"type": "object", "required": ["a"]}, '{"a": []}', "{}"),

@@ -32,8 +32,11 @@ _NOT_FOLLOWED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("patternProperties", "dependencies", "dependentRequired", "dependentSchemas"), lambda value: value == {}
     ),
-    **dict.fromkeys(("propertyNames", "unevaluatedItems"), lambda value: value in (True, {})),
+    "propertyNames": lambda value: value in (True, {}, {"type": "string"}),
+    "unevaluatedItems": lambda value: value in (True, {}),
 }
+_ANY_NAME = ("", ".*", "^.*$", "^(.*)$")
+"""As makers of schemas write "whatever its name"."""
 _INSTEAD = {
     "not": "say what is wanted, with 'enum' or 'anyOf'",
     "if": "write the cases out, with 'anyOf'",
@@ -148,6 +151,12 @@ def _modern(schema: Mapping[str, Any]) -> dict[str, Any]:
         kept["prefixItems"] = kept.pop("items")
         if "additionalItems" in kept:
             kept["items"] = kept["additionalItems"]
+    by_pattern = kept.get("patternProperties")
+    if isinstance(by_pattern, Mapping) and len(by_pattern) == 1 and "properties" not in kept:
+        ((pattern, part),) = by_pattern.items()
+        if pattern in _ANY_NAME:
+            del kept["patternProperties"]
+            kept["additionalProperties"] = part
     if "unevaluatedProperties" in kept:
         kept.setdefault("additionalProperties", kept["unevaluatedProperties"])
     if "const" in kept:
