@@ -11,8 +11,10 @@ from gguf import GGUFWriter
 from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
+from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.segment import FloatRows, Segment, SegmentSettings, SegmentShape, SequenceRows
 from meshnet_node.engine.thread import Engine, EngineOptions, EngineSession, StepInput
+from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
 from meshnet_protocol.messages import Sampling
@@ -235,3 +237,15 @@ def _add_byte_vocabulary(writer: GGUFWriter) -> None:
     writer.add_token_merges(["t 0"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+
+
+def follows(vocabulary: Vocabulary, grammar: str, written: str) -> bool:
+    """Whether a grammar lets all of the text be drawn, and then lets it end."""
+    sampler = TokenSampler(Sampling(temperature=0, grammar=grammar), vocabulary)
+    tokens = [*vocabulary.tokenize(written, add_special=False, parse_special=False), vocabulary.end_token]
+    for position, token in enumerate(tokens):
+        logits = np.zeros(vocabulary.size, np.float32)
+        logits[token] = 10
+        if sampler.draw(logits, position=position).token_id != token:
+            return False
+    return True

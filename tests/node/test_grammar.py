@@ -98,13 +98,17 @@ def test_noise_under_a_schema_is_json_of_it(vocabulary: Vocabulary, schema: dict
         ({"type": "number", "minimum": "3"}, "'3' as 'minimum'; it must be a number"),
         ({"type": "number", "maximum": 1e300}, "use at most 30 digits"),
         ({"type": "string", "pattern": "^a$", "maxLength": 3}, "write the length into the pattern"),
-        ({"type": "string", "enum": [1, 2]}, "without a value that may be"),
+        ({"type": "string", "enum": [1, 2]}, "of which no value may be"),
+        ({"enum": ["a", "b"], "pattern": "^a"}, "pattern beside the values of an 'enum'; list those that may be"),
         ({"type": "array", "minItems": 3, "prefixItems": [True], "items": False}, "at least 3 items, and of at most 1"),
         (
             {"properties": {"a": True}, "required": ["b"], "additionalProperties": False},
             "requires .*'b', and forbids it",
         ),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "it can have one only"),
+        ({"type": "string", "anyOf": [{"type": "null"}]}, "it can have one only"),
+        ({"allOf": [{"enum": [1, 2]}, {"const": 3}]}, "one of .* and of .* at once"),
+        ({"items": {"anyOf": [False]}}, "leave that part out"),
         ({"allOf": [{"pattern": "^a$"}, {"pattern": "^b$"}]}, "two different things by 'pattern'"),
         ({"allOf": [{"$ref": "#"}, {"type": "object"}]}, "levels"),
         ({"properties": {"a": 1}}, "where a schema must be"),
@@ -140,6 +144,11 @@ def chained(length: int) -> dict[str, Any]:
     return {"$ref": "#/$defs/d0", "$defs": links | {f"d{length}": {"type": "null"}}}
 
 
+def pointers(length: int) -> dict[str, Any]:
+    defs = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(length)}
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{length}": {"$ref": "#/$defs/d0"}}}
+
+
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
@@ -149,6 +158,13 @@ def chained(length: int) -> dict[str, Any]:
         (object_of(2000, required=[f"q{n}" for n in range(10**6)]), f"at most {OPTIONAL_PROPERTIES_MAX} can be"),
         (nested(SCHEMA_DEPTH_MAX, {"type": "null"}), f"more than {SCHEMA_DEPTH_MAX} levels"),
         (chained(450), "too deep where its references lead"),
+        (pointers(20_000), "leads back to itself"),
+        ({"allOf": [{"properties": {f"{n}-{k}": True for k in range(2000)}} for n in range(90)]}, "more than"),
+        ({"allOf": [{"required": [f"{n}-{k}" for k in range(2000)]} for n in range(90)]}, "more than"),
+        ({"allOf": [{"enum": list(range(9000))}, {"enum": list(range(9001))}]}, "two long 'enum'"),
+        ({"allOf": [{"type": ["null"] * 9000}, {"type": ["null", "string"] * 9000}]}, "more than 7 types"),
+        ({"properties": {f"p{n}": {"pattern": "^" + "." * 2000} for n in range(50)}}, "too large a grammar"),
+        ({"pattern": "(" * 30 + "a" + "{9000})" * 30}, "counts make too much of it"),
     ],
 )
 def test_a_schema_of_any_size_is_refused_by_the_limit_that_it_exceeds(schema: dict[str, Any], message: str) -> None:
@@ -211,6 +227,19 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
             "[1,2,2,2]",
         ),
         ({"items": [{"const": 1}, {"const": 2}]}, "[1, 2]", "[1]"),
+        ({"type": ["null", "boolean"] * 9000}, "true", "1"),
+        (
+            {"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {"const": 1}},
+            '{"a": 1}',
+            '{"a": 2}',
+        ),
+        (
+            {"type": "object", "patternProperties": {"^(.*)$": {"const": 1}}, "additionalProperties": False},
+            '{"a": 1}',
+            '{"a": 2}',
+        ),
+        ({"type": "object", "properties": {}}, "{}", '{"a": 1}'),
+        ({"type": "object"}, '{"a": 1}', "[]"),
         ({"type": "object", "required": ["a"]}, '{"a": []}', "{}"),
         ({"properties": {"a": {"const": 1}}, "additionalProperties": True}, '{"a": 1, "b": 2}', '{"a": 2}'),
         ({"properties": {"a": {"const": 1}}, "additionalProperties": True}, '{"ab": 2, "": 3}', '{"b": 2, "a": 2}'),
@@ -220,6 +249,8 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
             f'{{"{"x" * 91}": 2}}',
             f'{{"{"x" * 90}": 2}}',
         ),
+        ({"properties": {'q"': {"const": 1}}, "additionalProperties": True}, '{"q": 2, "qq": 2}', '{"q"x": 2}'),
+        ({"properties": {"q\\": {"const": 1}}, "additionalProperties": True}, '{"q\\\\": 1}', '{"q\\": 2}'),
         ({"properties": {"a": {"const": 1}}, "unevaluatedProperties": False}, '{"a": 1}', '{"b": 2}'),
         ({"properties": {"a": {"const": 1}, "b": False}, "minProperties": 0}, '{"a": 1}', '{"b": 2}'),
         (EITHER, '{"a": 1, "b": 2}', '{"a": 1, "c": 3}'),
@@ -231,6 +262,10 @@ TYPED_LIST = {"type": ["object", "null"], "properties": {"a": {"const": 1}}, "re
         ),
         ({"$ref": "#/$defs/n", "maximum": 5, "$defs": {"n": {"type": "integer", "minimum": 3}}}, "4", "6"),
         ({"type": "string", "enum": ["a", 1]}, '"a"', "1"),
+        ({"enum": [1, 2, 3.5, "abc", "a"], "exclusiveMinimum": 1, "maxLength": 2}, "3.5", "1"),
+        ({"enum": [0.3, 0.35, 1], "multipleOf": 0.1}, "0.3", "0.35"),
+        ({"enum": [1, 2, 3.5, "abc", "a"], "exclusiveMinimum": 1, "maxLength": 2}, '"a"', '"abc"'),
+        ({"type": "string", "anyOf": [{"type": "null"}, {"minLength": 1}, False]}, '"a"', "null"),
         ({"example": 5, "nullable": False, "x-order": 1}, "5", "nonsense"),
         ({"type": "string", "format": "ipv4"}, '"192.0.2.250"', '"192.0.2.256"'),
         ({"type": "string", "format": "date", "maxLength": 2}, '"ab"', '"abc"'),

@@ -4,7 +4,6 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from meshnet_node.engine.grammar import grammar_of_schema
@@ -15,10 +14,9 @@ from meshnet_node.engine.json_pattern import (
     PATTERN_DEPTH_MAX,
     string_rule,
 )
-from meshnet_node.engine.sampling import TokenSampler
 from meshnet_node.engine.vocabulary import Vocabulary
 from meshnet_node.errors import GrammarError
-from meshnet_protocol.messages import Sampling
+from node.engine_helpers import follows
 
 TEXTS = [
     "",
@@ -48,16 +46,6 @@ TEXTS += ["xaby", '"a"', "\\d", "a.b", "a/b", "café", "日本", "{2}", "a{2}", 
 @pytest.fixture(scope="module")
 def vocabulary(model_path: Path) -> Vocabulary:
     return Vocabulary(model_path)
-
-
-def follows(vocabulary: Vocabulary, sampler: TokenSampler, written: str) -> bool:
-    tokens = [*vocabulary.tokenize(written, add_special=False, parse_special=False), vocabulary.end_token]
-    for position, token in enumerate(tokens):
-        logits = np.zeros(vocabulary.size, np.float32)
-        logits[token] = 10
-        if sampler.draw(logits, position=position).token_id != token:
-            return False
-    return True
 
 
 @pytest.mark.parametrize(
@@ -112,9 +100,7 @@ def test_strings_match_exactly_if_their_text_matches(vocabulary: Vocabulary, pat
     for text in TEXTS:
         written = json.dumps(text, ensure_ascii=False)
         matches = re.search(re.sub(r"\$$", r"\\Z", pattern), text, re.ASCII) is not None
-        assert (
-            follows(vocabulary, TokenSampler(Sampling(temperature=0, grammar=grammar), vocabulary), written) == matches
-        ), text
+        assert follows(vocabulary, grammar, written) == matches, text
 
 
 @pytest.mark.parametrize("pattern", ["^.+$", r"^\S+$", "^[^a]*$", "a"])
@@ -123,7 +109,7 @@ def test_what_is_drawn_by_a_pattern_is_json(vocabulary: Vocabulary, pattern: str
     grammar = grammar_of_schema({"type": "string", "pattern": pattern})
 
     for bad in ('"a"b"', '"a\\"', '"a\nb"', '"\\x"'):
-        assert not follows(vocabulary, TokenSampler(Sampling(temperature=0, grammar=grammar), vocabulary), bad)
+        assert not follows(vocabulary, grammar, bad)
 
 
 @pytest.mark.parametrize(
@@ -172,5 +158,5 @@ def test_formats_are_followed(vocabulary: Vocabulary, name: str, good: str, bad:
     assert name in FORMAT_PATTERNS
     grammar = grammar_of_schema({"type": "string", "format": name})
 
-    assert follows(vocabulary, TokenSampler(Sampling(temperature=0, grammar=grammar), vocabulary), f'"{good}"')
-    assert not follows(vocabulary, TokenSampler(Sampling(temperature=0, grammar=grammar), vocabulary), f'"{bad}"')
+    assert follows(vocabulary, grammar, f'"{good}"')
+    assert not follows(vocabulary, grammar, f'"{bad}"')

@@ -8,6 +8,7 @@ import pytest
 from meshnet_node.engine.vocabulary import RenderedChat, Vocabulary
 from meshnet_node.prompt import Work, understand
 from meshnet_protocol.messages import HeadRequest, Tool
+from node.engine_helpers import follows
 
 THINKING_BEGINS = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n"
 
@@ -56,3 +57,18 @@ def test_elsewhere_a_model_that_always_thinks_does(vocabulary: Vocabulary, shape
     assert work.reading is not None
     assert work.reading.closing == "</think>"
     assert prompt == THINKING_BEGINS
+
+
+def test_tools_and_a_shape_for_the_answer_leave_the_choice_to_the_model(vocabulary: Vocabulary) -> None:
+    """Arguments are the model's own there, whatever a grammar makes of their schema."""
+    tools = [Tool(name="look", parameters={"type": "object", "not": {}}), Tool(name="go")]
+    schema = {"properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    work, _ = work_of(vocabulary, tools=tools, response_schema=schema)
+
+    for call in ('{"name": "look", "arguments": {"at": 1}}', '{"name": "go", "arguments": {}}'):
+        assert follows(vocabulary, work.grammar, f"<tool_call>\n{call}\n</tool_call>")
+    assert follows(vocabulary, work.grammar, '{"x": 5}')
+    for neither in ("hello", '{"y": 5}', '<tool_call>\n{"name": "fly", "arguments": {}}\n</tool_call>'):
+        assert not follows(vocabulary, work.grammar, neither)
+    assert work.reading is not None
+    assert not work.reading.must_call

@@ -149,6 +149,7 @@ def test_fields_that_ask_for_nothing_new_are_accepted() -> None:
         ({"tools": [{"function": {"name": "a"}}] * 2}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": {"function": {"name": "auto"}}, "tools": [{"function": {"name": "auto"}}]}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto"}}}, "tool_choice"),
         (
             {
@@ -278,6 +279,19 @@ def test_of_the_tools_some_may_be_allowed(mode: str) -> None:
     for choice in ({"type": "allowed_tools", "allowed_tools": allowed}, {"type": "allowed_tools", **allowed}):
         request = parse(tools=offered, tool_choice=choice).head_request
         assert ([tool.name for tool in request.tools], request.tool_choice) == (["b", "c"], mode)
+
+
+def test_a_call_in_the_older_form_is_one_all_the_same() -> None:
+    call = {"name": "now", "arguments": "{}"}
+    (message,) = parse(messages=[{"role": "assistant", "content": None, "function_call": call}]).head_request.messages
+
+    assert message["tool_calls"] == [{"id": "", "type": "function", "function": call}]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_body() -> None:
+    body = b'{"messages": [{"role": "user", "content": "hi"}]}'
+
+    assert parse_chat(b"\xef\xbb\xbf" + body, seed_rng=Random(0)) == parse_chat(body, seed_rng=Random(0))
 
 
 def test_what_a_model_refused_in_words_is_read_like_its_text() -> None:

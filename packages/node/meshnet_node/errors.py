@@ -162,6 +162,10 @@ class GrammarError(RequestError):
     code = "invalid_grammar"
 
 
+class NothingFollowsError(GrammarError):
+    """A part of a JSON schema that no value follows; among alternatives it is the others that count."""
+
+
 class TemplateError(RequestError):
     code = "chat_template"
 

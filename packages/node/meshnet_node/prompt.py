@@ -119,7 +119,8 @@ def _understand_chat(vocabulary: Vocabulary, request: HeadRequest, context_token
     tools = msgspec.convert(shield.cover(written[1]), list[Tool])
     chat, tool_format = _render(vocabulary, shield.cover(messages), tools)
     must_call = bool(request.tools) and request.tool_choice != "auto"
-    grammar = _call_grammar(request.tools, request.tool_choice, tool_format) if must_call else _own_grammar(request)
+    is_shaped_by_tools = must_call or (bool(request.tools) and request.response_schema is not None)
+    grammar = _call_grammar(request, tool_format) if is_shaped_by_tools else _own_grammar(request)
     text, closing = _leave_thinking(chat.text, grammar)
     _check_size(text, context_tokens)
     ids = _tokenize(vocabulary, shield.spans(text), add_special=chat.add_special)
@@ -171,27 +172,40 @@ def _own_grammar(request: HeadRequest) -> str:
         raise error.about("response_format") from error
 
 
-def _call_grammar(tools: Sequence[Tool], choice: str, tool_format: ToolFormat) -> str:
-    """A grammar of exactly one call of one of the tools, or of the one that is named."""
+def _call_grammar(request: HeadRequest, tool_format: ToolFormat) -> str:
+    """A grammar of exactly one call of one of the tools, or of the one that is named; where the model may call and
+    need not, of such a call, with any arguments as always there, or of what the answer must be."""
     writer = GrammarWriter()
+    is_free = request.tool_choice == "auto"
     calls = []
-    for index, tool in enumerate(tools):
-        if choice in ("required", tool.name):
-            try:
-                arguments = writer.add_schema(tool.parameters or {"type": "object"})
-            except GrammarError as error:
-                raise error.about(f"tools[{index}].function.parameters") from error
+    for index, tool in enumerate(request.tools):
+        if is_free or request.tool_choice in ("required", tool.name):
+            schema = {} if is_free else tool.parameters
+            arguments = _add_schema(writer, schema, f"tools[{index}].function.parameters")
             name = writer.literal(f'{{"name": "{tool.name}", "{tool_format.arguments_key}": ')
             calls.append(writer.add_rule(f"call{index}", f'{name} {arguments} "}}"'))
-    body = writer.add_rule("call", " | ".join(calls))
+    root = _marked(writer, writer.add_rule("call", " | ".join(calls)), tool_format)
+    if is_free and request.response_schema is not None:
+        root += f" | {_add_schema(writer, request.response_schema, 'response_format')}"
+    return writer.write(root)
+
+
+def _add_schema(writer: GrammarWriter, schema: Mapping[str, Any], param: str) -> str:
+    try:
+        return writer.add_schema(schema or {"type": "object"})
+    except GrammarError as error:
+        raise error.about(param) from error
+
+
+def _marked(writer: GrammarWriter, body: str, tool_format: ToolFormat) -> str:
     match tool_format.name:
         case "mistral":
-            return writer.write(f'{writer.literal(tool_format.opening + "[")} {body} "]"')
+            return f'{writer.literal(tool_format.opening + "[")} {body} "]"'
         case "hermes":
             begin, end = writer.literal(f"{tool_format.opening}\n"), writer.literal(f"\n{tool_format.closing}")
-            return writer.write(f"{begin} {body} {end}")
+            return f"{begin} {body} {end}"
         case _:
-            return writer.write(body)
+            return body
 
 
 def _encode_text(vocabulary: Vocabulary, prompt: str | list[int], context_tokens: int) -> tuple[int, ...]:

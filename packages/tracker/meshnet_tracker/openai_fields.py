@@ -3,6 +3,7 @@
 Null means absent, integers may be written 5.0.
 """
 
+import codecs
 import json
 import sys
 from typing import Any
@@ -28,10 +29,11 @@ BIAS_MAX = 100.0
 
 
 def decode_object(body: bytes) -> Json:
-    """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN."""
+    """The body's fields without the nulls. Lone surrogates and bad UTF-8 fail here, as does NaN; a byte order mark,
+    which Windows likes to write, does not."""
     _check_value_count(body)
     try:
-        decoded = _decode(body)
+        decoded = _decode(body.removeprefix(codecs.BOM_UTF8))
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise MalformedRequestError(f"The body is not valid JSON: {error}.") from error
     if not isinstance(decoded, dict):

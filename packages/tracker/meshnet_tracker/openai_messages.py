@@ -30,7 +30,10 @@ def _message(message: Any, param: str) -> Json:
         "role": "system" if role == "developer" else role,
         "content": _content(message.get("content"), f"{param}.content"),
     }
-    if calls := message.get("tool_calls"):
+    calls = message.get("tool_calls")
+    if not calls and message.get("function_call") is not None:  # as it was said before there were tools
+        calls = [{"function": message["function_call"]}]
+    if calls:
         read["tool_calls"] = _tool_calls(calls, f"{param}.tool_calls")
     for name in ("tool_call_id", "name"):
         if isinstance(message.get(name), str):

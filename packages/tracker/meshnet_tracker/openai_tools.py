@@ -8,6 +8,7 @@ from meshnet_tracker.errors import MalformedRequestError
 from meshnet_tracker.openai_fields import Json, typed
 
 TOOLS_MAX = 128
+_MODES = ("none", "auto", "required")
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 
@@ -101,14 +102,19 @@ def _allowed(choice: Json) -> tuple[set[str], Any]:
 
 def _choice(choice: Any) -> str:
     """``none``, ``auto``, ``required`` or a function's name."""
-    if choice in ("none", "auto", "required"):
+    if choice in _MODES:
         return str(choice)
     if choice == "any":
         return "required"
     if isinstance(choice, dict) and choice.get("type", "function") == "function":
         function = choice.get("function", choice)
-        if isinstance(function, dict) and isinstance(function.get("name"), str):
-            return str(function["name"])
+        name = function.get("name") if isinstance(function, dict) else None
+        if name in _MODES:
+            raise MalformedRequestError(
+                f"A function called {name!r} cannot be asked for; rename it.", param="tool_choice"
+            )
+        if isinstance(name, str):
+            return name
     raise MalformedRequestError(
         "'tool_choice' must be none, auto, required, or {'type': 'function', 'function': {'name': ...}}.",
         param="tool_choice",

@@ -57,10 +57,12 @@ class GrammarWriter:
         """The name of a rule that matches JSON of this schema. Raises GrammarError."""
         self._schema_count += 1
         name = f"json{self._schema_count}"
-        reader = SchemaReader(schema, name)
-        self._converter._refs.update(reader.references)
         try:
+            reader = SchemaReader(schema, name)
+            self._converter._refs.update(reader.references)
             return str(self._converter.visit(reader.plain, name))
+        except GrammarError:
+            raise
         except RecursionError as error:
             raise GrammarError("the JSON schema nests too deep where its references lead; make it flatter") from error
         except Exception as error:  # the converter asserts and indexes through whatever it is given
@@ -163,7 +165,9 @@ class _Converter(_SCHEMA_CONVERTER):  # type: ignore[misc]
 
     def _none_of(self, endings: Sequence[str], character: str, depth: int) -> str:
         """``endings``: what would make one of the names of what is written so far."""
-        firsts = sorted({ending[0] for ending in endings if ending})
+        firsts = sorted(
+            {ending[0] for ending in endings if ending and json.dumps(ending[0], ensure_ascii=False)[1] != "\\"}
+        )
         others = "".join(f"\\U{ord(first):08X}" for first in firsts)
         rules = [f'[^{others}"\\\\\\x7F\\x00-\\x1F] {character}*']
         for first in firsts:

@@ -18,6 +18,8 @@ from meshnet_node.errors import GrammarError
 PATTERN_DEPTH_MAX = 40
 PATTERN_CHARS_MAX = 4000
 COUNT_MAX = 20_000
+RULE_CHARS_MAX = 256 * 1024
+"""As many as a whole grammar may have."""
 
 CodePoints = tuple[tuple[int, int], ...]
 """Ranges, both ends included, in order, with gaps between."""
@@ -102,7 +104,10 @@ class _Parser:
         self._take("?")  # as few as possible: of what matches in all, that changes nothing
         if self._count() is not None:
             raise _PatternError("it has two counts in a row")
-        return repetition(rule, *count) or '""'
+        counted = repetition(rule, *count) or '""'
+        if len(counted) > RULE_CHARS_MAX:  # counts within counts multiply
+            raise _PatternError("its counts make too much of it")
+        return counted
 
     def _count(self) -> tuple[int, int | None] | None:
         for sign, low, high in (("*", 0, None), ("+", 1, None), ("?", 0, 1)):

@@ -12,10 +12,10 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import unquote
 
-from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, string_rule
+from meshnet_node.engine.json_pattern import FORMAT_PATTERNS, RULE_CHARS_MAX, string_rule
 from meshnet_node.engine.number_grammar import Limit, integer_rule, number_rule
 from meshnet_node.engine.schema_keywords import LIMITS, OF_TYPE, TYPES, both, followed, listed, not_followed, shown
-from meshnet_node.errors import GrammarError
+from meshnet_node.errors import GrammarError, NothingFollowsError
 
 SCHEMA_DEPTH_MAX = 60
 SCHEMA_PARTS_MAX = 1000
@@ -47,6 +47,7 @@ class SchemaReader:
         self._name = name
         self._names: dict[str, str] = {}
         self._part_count = 0
+        self._rule_chars = 0
         self.plain = self._plain(schema, SCHEMA_DEPTH_MAX)
         while pending := [pointer for pointer, known in self._names.items() if known not in self.references]:
             for pointer in pending:
@@ -64,11 +65,7 @@ class SchemaReader:
                 if not choices:
                     raise GrammarError(f"the JSON schema has an empty '{key}'; leave it out")
                 rest = {keyword: value for keyword, value in part.items() if keyword != key}
-                return {
-                    "anyOf": [
-                        self._plain({"allOf": [rest, choice]} if rest else choice, depth - 1) for choice in choices
-                    ]
-                }
+                return self._either([{"allOf": [rest, choice]} if rest else choice for choice in choices], depth - 1)
         if "enum" in part:
             return {"enum": _values(part)}
         kinds = _kinds(part)
@@ -76,8 +73,21 @@ class SchemaReader:
             return self._of_type(kinds[0], part, depth - 1)
         return {"anyOf": [self._of_type(kind, part, depth - 1) for kind in kinds]}
 
-    def _count_part(self) -> None:
-        self._part_count += 1
+    def _either(self, choices: list[Any], depth: int) -> Schema:
+        """Of alternatives, those that are some."""
+        possible: list[Schema] = []
+        problem: NothingFollowsError | None = None
+        for choice in choices:
+            try:
+                possible.append(self._plain(choice, depth))
+            except NothingFollowsError as error:
+                problem = error
+        if problem is not None and not possible:
+            raise problem
+        return {"anyOf": possible}
+
+    def _count_part(self, count: int = 1) -> None:
+        self._part_count += count
         if self._part_count > SCHEMA_PARTS_MAX:
             raise GrammarError(
                 f"the JSON schema has more than {SCHEMA_PARTS_MAX} properties, items and alternatives; make it smaller"
@@ -96,6 +106,10 @@ class SchemaReader:
             raise GrammarError(f"the JSON schema nests more than {SCHEMA_DEPTH_MAX} levels; make it flatter")
         if schema is True:
             return {}
+        if schema is False:
+            raise NothingFollowsError(
+                "the JSON schema has false where some value must be possible; leave that part out"
+            )
         if not isinstance(schema, Mapping):
             raise GrammarError(f"the JSON schema has {shown(schema)} where a schema must be")
         return followed(schema)
@@ -109,6 +123,10 @@ class SchemaReader:
         for other in others:
             self._count_part()
             merged = both(merged, self._merged(self._followed(other, depth), depth - 1))
+            # Merged again and again, so that it would take the square of their number.
+            for many in (merged.get("properties"), merged.get("required")):
+                if isinstance(many, Mapping | list) and len(many) > SCHEMA_PARTS_MAX:
+                    self._count_part(SCHEMA_PARTS_MAX)
         return merged
 
     def _of_type(self, kind: str, part: Mapping[str, Any], depth: int) -> Schema:
@@ -121,7 +139,7 @@ class SchemaReader:
             case "string":
                 return self._string(said)
             case "integer" | "number" if said:
-                return _number(kind, said)
+                return self._ruled(_number_body(kind, said))
         return {"type": kind}
 
     def _object(self, said: Schema, depth: int) -> Schema:
@@ -131,10 +149,10 @@ class SchemaReader:
         additional = said.get("additionalProperties")
         for name in names:
             if named.setdefault(name, True if additional is None else additional) is False:
-                raise GrammarError(f"the JSON schema requires the property {shown(name)}, and forbids it")
+                raise NothingFollowsError(f"the JSON schema requires the property {shown(name)}, and forbids it")
         possible = {name: part for name, part in named.items() if part is not False}
         _check_optional_count(len(possible) - len(names))
-        if not named and additional in (None, True):
+        if not named and "properties" not in said and additional in (None, True):
             return {"type": "object"}
         plain: Schema = {"type": "object", "required": set(names), "additionalProperties": False}
         plain["properties"] = {name: self._plain(part, depth) for name, part in possible.items()}
@@ -161,8 +179,7 @@ class SchemaReader:
         plain |= {"minItems": max(0, low - len(first)), "maxItems": None if high is None else high - len(first)}
         return plain | {"items": self._plain(True if items is False else items, depth)}
 
-    @staticmethod
-    def _string(said: Schema) -> Schema:
+    def _string(self, said: Schema) -> Schema:
         low, high = _counts(said, "minLength", "maxLength")
         is_counted = low > 0 or high is not None
         if "pattern" in said:
@@ -171,13 +188,21 @@ class SchemaReader:
                     "the JSON schema has a 'pattern' beside 'minLength' or 'maxLength'; write the length into the "
                     "pattern, as in '^[a-z]{2,5}$'"
                 )
-            return {"grammar": string_rule(_of_kind(said, "pattern", str, "a string"))}
+            return self._ruled(string_rule(_of_kind(said, "pattern", str, "a string")))
         if is_counted:
             return {"type": "string", "minLength": low, "maxLength": high}
         form = said.get("format")
         if form in FORMAT_PATTERNS:
-            return {"grammar": string_rule(FORMAT_PATTERNS[form])}
+            return self._ruled(string_rule(FORMAT_PATTERNS[form]))
         return {"type": "string"} | ({"format": form} if isinstance(form, str) else {})
+
+    def _ruled(self, body: str) -> Schema:
+        self._rule_chars += len(body)
+        if self._rule_chars > RULE_CHARS_MAX:
+            raise GrammarError(
+                "the JSON schema's patterns and limits make too large a grammar; make them fewer or shorter"
+            )
+        return {"grammar": body}
 
     def _name_of(self, pointer: Any) -> str:
         """A reference's name for the converter, the same for the same part; what it stands for is read later."""
@@ -193,7 +218,7 @@ class SchemaReader:
             if part.keys() != {"$ref"}:
                 return target
             pointer = part["$ref"]
-            self._name_of(pointer)
+            _check_pointer(pointer)
             if pointer in passed:
                 raise GrammarError(f"the JSON schema refers to {shown(pointer)}, which leads back to itself")
             passed.add(pointer)
@@ -233,19 +258,40 @@ def _kinds(part: Mapping[str, Any]) -> list[str]:
     for kind in kinds or [kinds]:
         if kind not in TYPES:
             raise GrammarError(f"the JSON schema has the type {shown(kind)}; there are {', '.join(TYPES)}")
-    return kinds
+    return list(dict.fromkeys(kinds))
 
 
 def _values(part: Mapping[str, Any]) -> list[Any]:
-    """Those of an enumeration that are of the part's type."""
+    """Those of an enumeration that follow what else is said of them."""
     values = _of_kind(part, "enum", list, "an array")
     if not values:
         raise GrammarError("the JSON schema has an empty 'enum'; leave it out")
     kinds = _kinds(part) if "type" in part else TYPES
-    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds)]
+    kept = [value for value in values if any(_is_of_type(value, kind) for kind in kinds) and _follows(value, part)]
     if not kept:
-        raise GrammarError(f"the JSON schema has the 'enum' {shown(values)}, without a value that may be by its type")
+        raise NothingFollowsError(f"the JSON schema has the 'enum' {shown(values)}, of which no value may be")
     return kept
+
+
+def _follows(value: Any, part: Mapping[str, Any]) -> bool:
+    kind = next(kind for kind in TYPES if _is_of_type(value, kind))
+    said = {keyword: part[keyword] for keyword in OF_TYPE[kind] if keyword in part and keyword != "format"}
+    if kind in ("integer", "number"):
+        step = said.pop("multipleOf", None)
+        if (
+            step is not None
+            and _limit_value("multipleOf", step)
+            and Decimal(repr(value)) % _limit_value("multipleOf", step)
+        ):
+            return False
+        low, high = _limits(said)
+        return (low is None or low.lets_above(value)) and (high is None or high.lets_below(value))
+    if said.keys() <= {"minLength", "maxLength"}:
+        low_count, high_count = _counts(said, "minLength", "maxLength")
+        return not said or low_count <= len(value) <= (len(value) if high_count is None else high_count)
+    raise GrammarError(
+        f"the JSON schema has {', '.join(sorted(said))} beside the values of an 'enum'; list those that may be, alone"
+    )
 
 
 def _is_of_type(value: Any, kind: str) -> bool:
@@ -261,20 +307,24 @@ def _is_of_type(value: Any, kind: str) -> bool:
     return kind == ("array" if isinstance(value, list) else "object")
 
 
-def _number(kind: str, said: Mapping[str, Any]) -> Schema:
-    step = said.get("multipleOf")
-    if step is not None and (isinstance(step, bool) or step != 1):
+def _number_body(kind: str, said: Mapping[str, Any]) -> str:
+    is_whole = kind == "integer" or "multipleOf" in said  # which is 1, or refused
+    body = (integer_rule if is_whole else number_rule)(*_limits(said))
+    if body is None:
+        asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
+        raise NothingFollowsError(f"the JSON schema has {asked}, and no {kind} is between")
+    return body
+
+
+def _limits(said: Mapping[str, Any]) -> tuple[Limit | None, Limit | None]:
+    step = said.get("multipleOf", 1)
+    if isinstance(step, bool) or step != 1:
         raise not_followed("multipleOf")
     values = {keyword: _limit_value(keyword, said[keyword]) for keyword in LIMITS if keyword in said}
     lows = [Limit(values[key], key != "minimum") for key in ("minimum", "exclusiveMinimum") if key in values]
     highs = [Limit(values[key], key != "maximum") for key in ("maximum", "exclusiveMaximum") if key in values]
     low = max(lows, key=lambda limit: (limit.value, limit.is_open), default=None)
-    high = min(highs, key=lambda limit: (limit.value, not limit.is_open), default=None)
-    body = (number_rule if kind == "number" and step is None else integer_rule)(low, high)
-    if body is None:
-        asked = ", ".join(f"'{keyword}' {said[keyword]}" for keyword in LIMITS if keyword in said)
-        raise GrammarError(f"the JSON schema has {asked}, and no {kind} is between")
-    return {"grammar": body}
+    return low, min(highs, key=lambda limit: (limit.value, not limit.is_open), default=None)
 
 
 def _limit_value(keyword: str, value: Any) -> Decimal:

@@ -25,6 +25,12 @@ class Limit:
     value: Decimal
     is_open: bool = False
 
+    def lets_above(self, number: float) -> bool:
+        return self.value < number or (self.value == number and not self.is_open)
+
+    def lets_below(self, number: float) -> bool:
+        return self.value > number or (self.value == number and not self.is_open)
+
 
 def integer_rule(low: Limit | None, high: Limit | None) -> str | None:
     """The body of a rule for the whole numbers between the limits; None if there are none."""

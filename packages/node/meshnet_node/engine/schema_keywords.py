@@ -7,8 +7,9 @@ know, and is dropped; or it cannot be followed, and the schema is refused in wor
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from meshnet_node.errors import GrammarError
+from meshnet_node.errors import GrammarError, NothingFollowsError
 
+COMPARISONS_MAX = 100_000
 TYPES = ("object", "array", "string", "number", "integer", "boolean", "null")
 LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
 OF_TYPE: dict[str, tuple[str, ...]] = {
@@ -31,8 +32,11 @@ _NOT_FOLLOWED: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         ("patternProperties", "dependencies", "dependentRequired", "dependentSchemas"), lambda value: value == {}
     ),
-    **dict.fromkeys(("propertyNames", "unevaluatedItems"), lambda value: value in (True, {})),
+    "propertyNames": lambda value: value in (True, {}, {"type": "string"}),
+    "unevaluatedItems": lambda value: value in (True, {}),
 }
+_ANY_NAME = ("", ".*", "^.*$", "^(.*)$")
+"""As makers of schemas write "whatever its name"."""
 _INSTEAD = {
     "not": "say what is wanted, with 'enum' or 'anyOf'",
     "if": "write the cases out, with 'anyOf'",
@@ -73,7 +77,11 @@ def _both_values(keyword: str, one: Any, other: Any) -> Any:
         case "type":
             return _both_types(listed(one), listed(other))
         case "enum" if isinstance(one, list) and isinstance(other, list):
-            return [value for value in one if value in other]
+            if len(one) * len(other) > COMPARISONS_MAX:
+                raise GrammarError("the JSON schema has two long 'enum' for one part; say it once")
+            if not (common := [value for value in one if value in other]):
+                raise NothingFollowsError(f"the JSON schema asks for one of {shown(one)} and of {shown(other)} at once")
+            return common
         case "required" if isinstance(one, list) and isinstance(other, list):
             return [*one, *other]
         case "minimum" | "exclusiveMinimum" | "minItems" | "minLength" if _are_numbers(one, other):
@@ -91,11 +99,15 @@ def _both_values(keyword: str, one: Any, other: Any) -> Any:
 
 
 def _both_types(one: list[Any], other: list[Any]) -> list[Any]:
+    if len(one) > len(TYPES) or len(other) > len(TYPES):
+        raise GrammarError(f"the JSON schema has more than {len(TYPES)} types of one part; there are no more")
     wider = {"integer": "number"}
     kept = [kind for kind in one if kind in other or wider.get(kind) in other]
     kept += [kind for kind in other if kind not in kept and wider.get(kind) in one]
     if not kept:
-        raise GrammarError(f"the JSON schema asks for the types {one} and {other} of one part; it can have one only")
+        raise NothingFollowsError(
+            f"the JSON schema asks for the types {one} and {other} of one part; it can have one only"
+        )
     return kept
 
 
@@ -139,6 +151,12 @@ def _modern(schema: Mapping[str, Any]) -> dict[str, Any]:
         kept["prefixItems"] = kept.pop("items")
         if "additionalItems" in kept:
             kept["items"] = kept["additionalItems"]
+    by_pattern = kept.get("patternProperties")
+    if isinstance(by_pattern, Mapping) and len(by_pattern) == 1 and "properties" not in kept:
+        ((pattern, part),) = by_pattern.items()
+        if pattern in _ANY_NAME:
+            del kept["patternProperties"]
+            kept["additionalProperties"] = part
     if "unevaluatedProperties" in kept:
         kept.setdefault("additionalProperties", kept["unevaluatedProperties"])
     if "const" in kept:
