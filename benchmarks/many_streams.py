@@ -77,7 +77,7 @@ def options_parser(description: str | None, *, rounds: int, tokens: int) -> argp
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=tokens)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node")
+    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node, or of a peer's worker")
     return parser
 
 

@@ -13,7 +13,7 @@ import json
 
 import aiohttp
 
-from many_streams import CONTEXT_TOKENS, run_round
+from many_streams import CONTEXT_TOKENS, options_parser, run_round
 from meshnet_cli.tracker_api import served_models
 from meshnet_node.model_source import resolve_model
 from peers import ratio_figures, two_nodes
@@ -38,13 +38,7 @@ async def measure(url: str, peer_url: str, options: argparse.Namespace) -> dict[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--streams", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--cut", type=int, default=17, help="first layer of the second node, and of the worker")
-    options = parser.parse_args()
+    options = options_parser(__doc__, rounds=3, tokens=64).parse_args()
     path = resolve_model(options.model)
     room = ["--slots", str(options.streams), "--context-tokens", str(CONTEXT_TOKENS)]
     with (

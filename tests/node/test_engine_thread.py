@@ -371,6 +371,17 @@ async def test_a_step_that_llama_cpp_refuses_costs_only_its_own_session(engine: 
     assert await open_at(engine, 0).generate(PROMPT, 4) == expected
 
 
+async def test_what_a_step_is_refused_for_is_told_to_who_waits_for_it(engine: Engine) -> None:
+    """And not at once: a head hands the next step in before it has shown the token at hand."""
+    talk = open_at(engine, 0)
+    talk.close()
+
+    refused = engine.step(talk.sessions[0], StepInput(0, PROMPT, None, wants_token=True))
+
+    with pytest.raises(EngineClosedError):
+        await refused
+
+
 def test_a_failed_decode_leaves_the_context_usable(model: ModelFile) -> None:
     shape = SegmentShape(layer_count=30, hidden_size=576, takes_tokens=True, gives_logits=True)
     cache = cache_types(model, is_exact=True, on_gpu=False)

@@ -144,9 +144,9 @@ async def test_what_a_session_found_in_its_slot_is_shared_before_it_computes_and
     owner = engine.open_session(SessionId("owner"), engine.shard, None, prefix=chain)
     at_once = engine.open_session(SessionId("at once"), engine.shard, None, prefix=chain)
     engine.close_session(at_once)
-    await engine.step(owner, StepInput(24, text[24:30], None, wants_token=False))
-    owner.done_position = 0  # as long as its step is under way
+    under_way = engine.step(owner, StepInput(24, text[24:30], None, wants_token=False))
     later = engine.open_session(SessionId("later"), engine.shard, None, prefix=chain)
+    await under_way
     for session in (owner, later):
         engine.close_session(session)
 

@@ -150,14 +150,13 @@ def inspect_model(
     Fetches its header only.
     """
     opened = open_model(model, cache_dir=cache_dir, tracker=_reads(tracker, model), progress=log_progress)
-    used_tokens = min(context_tokens, opened.context_tokens)  # as a node does
-    options = EngineOptions(cache_dir, slots=slots, context_tokens=used_tokens)
+    options = EngineOptions(cache_dir, slots=slots, context_tokens=context_tokens).fitted_to(opened)
     needs = needs_at(opened, cut or default_cuts(opened), options)
     print(
         f"{opened.name}: {opened.architecture}, {opened.layer_count} layers of {opened.hidden_size}, trained for "
         f"{opened.context_tokens} tokens, {megabytes(opened.path.stat().st_size)}"
     )
-    table = plain_table(f"memory for {slots} slots of {used_tokens} tokens")
+    table = plain_table(f"memory for {slots} slots of {options.context_tokens} tokens")
     for column in ("cut", "layers", "weights", "KV cache", "buffers", "in all"):
         table.add_column(column, justify="right")
     for need in needs:

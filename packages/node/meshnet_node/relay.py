@@ -80,9 +80,8 @@ class HopSession:
         return mine if self._downstream is None else min(mine, self._downstream.held_tokens)
 
     def submit_step(self, step: StepInput) -> "asyncio.Future[StepResult]":
-        """Let the rows be computed here already; ``run_step`` takes what this returns. Raises NodeError."""
-        self._count_draw(step)
-        return self._engine.submit(self._at_engine, step)
+        """Let the rows be computed here already; ``run_step`` takes what this returns, and raises what comes of it."""
+        return self._engine.step(self._at_engine, step)
 
     async def run_step(
         self, step: StepInput, token_count: int, submitted: "asyncio.Future[StepResult] | None" = None
@@ -94,12 +93,11 @@ class HopSession:
         self, step: StepInput, token_count: int, submitted: "asyncio.Future[StepResult] | None" = None
     ) -> "PendingStep":
         """Run the rows here and send them on. Raises NodeError, LinkError or RemoteHopError."""
-        if submitted is None:
-            self._count_draw(step)
+        self._count_draw(step)
         arrived_s = perf_counter()
         async with self._in_order:
             turn_s = perf_counter() - arrived_s
-            result = await (submitted or self._engine.submit(self._at_engine, step))
+            result = await (submitted or self.submit_step(step))
             mine = HopTiming(
                 node_id=self._node_id,
                 steps=1,

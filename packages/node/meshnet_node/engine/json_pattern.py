@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 
 from meshnet_node.engine.repetition import repetition
+from meshnet_node.engine.schema_keywords import shown
 from meshnet_node.errors import GrammarError
 
 PATTERN_DEPTH_MAX = 40
@@ -52,9 +53,8 @@ def string_rule(pattern: str) -> str:
     try:
         return _Parser(pattern).read()
     except _PatternError as problem:
-        shown = pattern if len(pattern) <= 80 else f"{pattern[:80]}..."
         raise GrammarError(
-            f"the JSON schema has the pattern {shown!r}, which cannot be followed: {problem}"
+            f"the JSON schema has the pattern {shown(pattern)}, which cannot be followed: {problem}"
         ) from problem
 
 

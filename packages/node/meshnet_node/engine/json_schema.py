@@ -30,7 +30,6 @@ LIMIT_DIGITS_MAX = 30
 Schema = dict[str, Any]
 _ANY: Schema = {"anyOf": [{"type": name} for name in TYPES if name != "integer"]}
 _ALTERNATIVES = ("anyOf", "oneOf")
-_COUNTS = (("minLength", "maxLength"), ("minItems", "maxItems"))
 
 
 class SchemaReader:
@@ -278,11 +277,8 @@ def _follows(value: Any, part: Mapping[str, Any]) -> bool:
     said = {keyword: part[keyword] for keyword in OF_TYPE[kind] if keyword in part and keyword != "format"}
     if kind in ("integer", "number"):
         step = said.pop("multipleOf", None)
-        if (
-            step is not None
-            and _limit_value("multipleOf", step)
-            and Decimal(repr(value)) % _limit_value("multipleOf", step)
-        ):
+        divisor = Decimal(0) if step is None else _limit_value("multipleOf", step)
+        if divisor and Decimal(repr(value)) % divisor:
             return False
         low, high = _limits(said)
         return (low is None or low.lets_above(value)) and (high is None or high.lets_below(value))

@@ -11,11 +11,10 @@ The figures for caches are exact (they are llama.cpp's own arithmetic); that for
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from meshnet_node.engine.architectures import check_architecture, recurrent_layers
-from meshnet_node.engine.cache_types import cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import plan_slice
 from meshnet_node.engine.shard import EngineOptions
@@ -55,8 +54,7 @@ def megabytes(count: int) -> str:
 
 def memory_need(model: ModelFile, pieces: Iterable[LayerRange], options: EngineOptions) -> MemoryNeed:
     """Raises what ``plan_slice`` raises: a piece that cannot be cut."""
-    # As the engine does: no context beyond what the model was trained for.
-    options = replace(options, context_tokens=min(options.context_tokens, model.context_tokens))
+    options = options.fitted_to(model)
     weights = cache = buffers = 0
     for piece in pieces:
         weights += plan_slice(model, piece).copied_bytes
@@ -106,7 +104,7 @@ def _cache_bytes(model: ModelFile, piece: LayerRange, options: EngineOptions) ->
     context = -(-options.context_tokens // CONTEXT_GRANULE) * CONTEXT_GRANULE
     is_hybrid = check_architecture(model).is_hybrid
     recurrent = recurrent_layers(model) if is_hybrid else [False] * model.layer_count
-    types = cache_types(model, is_exact=options.is_exact, on_gpu=options.gpu_layers > 0)
+    types = options.cache_types(model)
     head_bytes = (
         model.head_size("key") * types.key.bytes_per_item + model.head_size("value") * types.value.bytes_per_item
     )

@@ -19,6 +19,7 @@ from meshnet_node.engine.grammar_draws import GrammarDraws
 from meshnet_node.engine.sampling import Draw, TokenSampler
 from meshnet_node.engine.segment import FloatRows, RowsResult, SequenceRows, TokenRows
 from meshnet_node.engine.shard import Generation
+from meshnet_node.engine.slots import Place
 from meshnet_node.errors import NodeError, StepError
 from meshnet_protocol.ids import SessionId
 from meshnet_protocol.layers import LayerRange
@@ -71,12 +72,10 @@ class EngineSession:
     """Position the next step must have; moved on as steps are handed in."""
     held_tokens: int = 0
     """Rows of the prompt that the slot held when the session opened; its first step may begin there or before."""
-    kept_tokens: int = 0
-    """Of those, the rows before its first step; all of them as long as it has not come."""
     has_begun: bool = False
     """Its first step was handed in."""
     done_position: int = 0
-    """All rows before it are computed and the caller has been told."""
+    """All rows before it are computed, and told or found in the slot; its first step drops what it found behind it."""
     is_closed: bool = False
     sampler: TokenSampler | None = None
     """Set if the session ends at the model's last layer. From here on: the engine thread's."""
@@ -88,6 +87,10 @@ class EngineSession:
     """The lowest of all waiting sessions has waited longest."""
     turn_rows_left: int = 0
     """Rows it may compute before it goes to the back."""
+
+    @property
+    def place(self) -> Place:
+        return Place(self.generation.number, self.first_segment)
 
 
 def rows_of_step(session: EngineSession, step: StepInput, *, hidden_size: int, vocabulary_size: int) -> "StepRows":

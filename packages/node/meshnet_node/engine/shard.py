@@ -8,11 +8,11 @@ the system keeps their weights once even meanwhile.
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from meshnet_node.engine.architectures import check_context, check_cut
-from meshnet_node.engine.cache_types import cache_types
+from meshnet_node.engine.cache_types import CacheTypes, cache_types
 from meshnet_node.engine.gguf_file import ModelFile
 from meshnet_node.engine.gguf_slice import cached_slice
 from meshnet_node.engine.huge_pages import settle_in_huge_pages
@@ -48,6 +48,13 @@ class EngineOptions:
     @property
     def rows_max(self) -> int:
         return max(self.chunk_tokens, self.slots)
+
+    def fitted_to(self, model: ModelFile) -> "EngineOptions":
+        """Beyond the context it was trained on a model only talks nonsense."""
+        return replace(self, context_tokens=min(self.context_tokens, model.context_tokens))
+
+    def cache_types(self, model: ModelFile) -> CacheTypes:
+        return cache_types(model, is_exact=self.is_exact, on_gpu=self.gpu_layers > 0)
 
 
 @dataclass(eq=False, slots=True, weakref_slot=True)
@@ -116,7 +123,7 @@ def _load_segment(model: ModelFile, piece: LayerRange, options: EngineOptions) -
         rows_max=options.rows_max,
         threads=options.threads,
         gpu_layers=options.gpu_layers,
-        cache=cache_types(model, is_exact=options.is_exact, on_gpu=options.gpu_layers > 0),
+        cache=options.cache_types(model),
     )
     path = cached_slice(model, piece, options.cache_dir)
     if not options.gpu_layers:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -118,11 +117,10 @@ class Engine:
         shard = shard or LayerRange(0, model.layer_count - 1)
         model.check_range(shard)
         card = model.card(options.cache_dir)
-        # Beyond the context it was trained on a model only talks nonsense.
         if options.context_tokens > card.context_tokens:
             asked, trained = options.context_tokens, card.context_tokens
             log.warning("--context-tokens %d: the model was trained for %d, so it is %d", asked, trained, trained)
-        options = replace(options, context_tokens=min(options.context_tokens, card.context_tokens))
+        options = options.fitted_to(model)
         pieces = shard.cut_at(enterable_at(model, shard, entry_layers))
         generation = load_generation(model, shard, pieces, options, number=0)
         try:
@@ -189,7 +187,7 @@ class Engine:
                     sampler = TokenSampler(sampling, self.vocabulary)
             taken = self._slots.take(Place(generation.number, first_segment), prefix, self._rows_in_use())
             session = EngineSession(session_id, layers, taken.slot, generation, first_segment, hop_count, tuple(prefix))
-            session.held_tokens = session.kept_tokens = session.next_position = taken.held_tokens
+            session.held_tokens = session.done_position = session.next_position = taken.held_tokens
             session.sampler, session.grammar_draws = sampler, grammar_draws
             if taken.copy_from is not None:
                 self._loop.inbox.put(PrefixTaken(session, taken.copy_from))
@@ -197,19 +195,18 @@ class Engine:
             generation.session_count += 1
         return session
 
-    def submit(self, session: EngineSession, step: StepInput) -> asyncio.Future[StepResult]:
+    def step(self, session: EngineSession, step: StepInput) -> asyncio.Future[StepResult]:
         """Run a step's rows through the session's layers. Steps of a session complete in the order of the calls.
 
-        To cancel the future does not cancel the step: close the session for that. Raises StepError,
-        ContextOverflowError, EngineClosedError; the future DecodeError (the session is lost) and EngineClosedError.
+        To cancel the future does not cancel the step: close the session for that. The future raises StepError,
+        ContextOverflowError, DecodeError (the session is lost), EngineClosedError.
         """
         answer = LoopAnswer(session, step.position)
-        self._submit(session, step, answer)
+        try:
+            self._submit(session, step, answer)
+        except NodeError as error:
+            answer.set_exception(error)
         return answer.future
-
-    async def step(self, session: EngineSession, step: StepInput) -> StepResult:
-        """``submit``, and wait for it."""
-        return await self.submit(session, step)
 
     async def wait_answer(self) -> None:
         """Returns when the engine's thread has come by: soon, unless it hangs. Raises EngineClosedError."""
@@ -241,8 +238,7 @@ class Engine:
             tokens = min(session.done_position, named_tokens(len(remember)))
             if session.failure is not None or not session.generation.can_rewind:
                 tokens = 0
-            place = Place(session.generation.number, session.first_segment)
-            self._slots.give_back(session.slot, HeldRows(place, remember, tokens) if tokens else None)
+            self._slots.give_back(session.slot, HeldRows(session.place, remember, tokens) if tokens else None)
             self._loop.inbox.put(SessionClosed(session, keep_tokens=tokens))
             session.generation.session_count -= 1
             self._retire_if_unused(session.generation)
@@ -339,7 +335,7 @@ class Engine:
             session.next_position = step.position + rows.row_count
             is_first, session.has_begun = not session.has_begun, True
             if is_first:
-                session.kept_tokens = step.position
+                session.done_position = step.position
             work = StepWork(step, rows, answer, time.perf_counter(), is_first=is_first)
             self._loop.inbox.put(StepArrived(session, work))
 
@@ -360,11 +356,7 @@ class Engine:
     def _rows_in_use(self) -> dict[int, HeldRows]:
         """What the slots of open sessions hold, and others may copy. Call with the lock held."""
         return {
-            session.slot: HeldRows(
-                Place(session.generation.number, session.first_segment),
-                session.prefix,
-                max(session.kept_tokens, session.done_position),
-            )
+            session.slot: HeldRows(session.place, session.prefix, session.done_position)
             for session in self._open_sessions
             if session.prefix and session.failure is None and session.generation.can_rewind
         }
